@@ -68,5 +68,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, and those that every module has."""
+    """Return the public names, and those that every module has."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

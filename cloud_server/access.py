@@ -88,7 +88,9 @@ EVERYTHING = Policy()
 
 
 def granted(allowed: tuple[str, ...] | None, there: Iterable[str]) -> list[str]:
-    """The models of ``there`` that a policy's list allows, sorted. A name without a version allows all its versions."""
+    """Return the models of ``there`` that a policy's list allows, sorted. A name without a version allows all its
+    versions.
+    """
     return sorted(one for one in there if allowed is None or one in allowed or one.partition(":")[0] in allowed)
 
 
@@ -105,12 +107,12 @@ MAX_CHARACTERS = 1024
 
 
 def new_token() -> str:
-    """A new random token."""
+    """Return a new random token."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def hash_of(token: str) -> bytes:
-    """The SHA-256 of a token; defined for any text that a caller sends."""
+    """Return the SHA-256 of a token; defined for any text that a caller sends."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -135,7 +137,7 @@ class Credentials:
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
-    """The hash of the token in a call's metadata, or None. Raises NotAuthenticated for a malformed one."""
+    """Return the hash of the token in a call's metadata, or None. Raises NotAuthenticated for a malformed one."""
     found = [value for key, value in metadata if key == HEADER]
     if not found:
         return None
@@ -153,13 +155,15 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
 
 
 def passport_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The passport in a call's metadata, or ""."""
+    """Return the passport in a call's metadata, or ""."""
     found = next((value for key, value in metadata if key == PASSPORT), "")
     return found if isinstance(found, str) else ""
 
 
 def names_in(auth_context: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the peer's certificate, as gRPC reports them: the alternative names, or else the common name."""
+    """Return the names of the peer's certificate, as gRPC reports them: the alternative names, or else the
+    common name.
+    """
     for key in ("x509_subject_alternative_name", "x509_common_name"):
         names = [name.decode("utf-8", "replace") for name in auth_context.get(key, ())]
         if names:
@@ -181,11 +185,13 @@ class Caller:
     policy: Policy = EVERYTHING
 
     def max_request_bytes(self, limits: Limits) -> int:
-        """The largest payload of one of its requests: the server's limit, or that for all its requests together."""
+        """Return the largest payload of one of its requests: the server's limit, or that for all its requests
+        together.
+        """
         return min(limits.max_request_bytes, self.policy.max_bytes or limits.max_request_bytes)
 
     def max_in_flight(self, limits: Limits) -> int:
-        """The maximum number of concurrent requests of one of its clients."""
+        """Return the maximum number of concurrent requests of one of its clients."""
         return min(limits.max_in_flight, self.policy.max_in_flight or limits.max_in_flight)
 
     @cached_property
@@ -245,7 +251,8 @@ class Identities:
     disabled: frozenset[str] = frozenset()
 
     def prove(self, shown: Credentials, now: float) -> str:
-        """The identity that these credentials prove; "" if only the certificate can tell, and it is not known yet.
+        """Return the identity that these credentials prove; "" if only the certificate can tell, and it is not known
+        yet.
 
         Raises NotAuthenticated with the reason, AccessRefused for a disabled identity.
         """
@@ -406,7 +413,7 @@ def token_command(argv: Sequence[str]) -> int:
 
 
 def entry(identity: str, sha256: bytes, days: float | None) -> str:
-    """The lines for the file of identities."""
+    """Return the lines for the file of identities."""
     lines = ["", "[[tokens]]", f'identity = "{identity}"', f'sha256 = "{sha256.hex()}"']
     if days is not None:
         when = datetime.now(timezone.utc) + timedelta(days)
@@ -424,12 +431,14 @@ State = tuple[tuple[int, int, int] | None, ...]
 
 
 def state_of(paths: Iterable[Path]) -> State:
-    """The states of files, which compare equal while the files are unchanged; None for a file that does not exist."""
+    """Return the states of files, which compare equal while the files are unchanged; None for a file that does not
+    exist.
+    """
     return tuple(_state(path) for path in paths)
 
 
 def written_since(paths: Iterable[Path], when: float) -> bool:
-    """Whether a file was written to since ``when`` (seconds since 1970), so that it may be incomplete."""
+    """Return whether a file was written to since ``when`` (seconds since 1970), so that it may be incomplete."""
     states = (one for one in state_of(paths) if one is not None)
     return any(when < changed / 1e9 <= when + _CLOCKS_DIFFER for changed, _, _ in states)
 
@@ -557,7 +566,7 @@ class Signer:
     secret: bytes = field(repr=False)
 
     def sign(self, caller: Caller) -> str:
-        """A passport for one connection on behalf of a caller."""
+        """Return a passport for one connection on behalf of a caller."""
         now = int(time.time())
         claims = {"iss": self.issuer, "aud": AUDIENCE, "sub": caller.identity, "peer": caller.peer}
         return jwt.encode({**claims, "iat": now, "exp": now + PASSPORT_SECONDS}, self.secret, "HS256")
@@ -614,7 +623,7 @@ class Register:
         return [] if self._path is None else [self._path]
 
     def caller(self, peer: str, shown: Credentials) -> Caller:
-        """The caller with these credentials, or that a trusted server vouches for.
+        """Return the caller with these credentials, or that a trusted server vouches for.
 
         Raises AccessRefused, usually NotAuthenticated, with the reason.
         """
@@ -638,7 +647,7 @@ class Register:
             self._identities.prove(Credentials(shown.token, None if self.certificates else ()), time.time())
 
     def _vouched(self, passport: str) -> Caller:
-        """The caller that another server vouches for. Raises NotAuthenticated, and AccessRefused for a disabled
+        """Return the caller that another server vouches for. Raises NotAuthenticated, and AccessRefused for a disabled
         identity.
         """
         issuer, peer, identity = read_passport(passport, self._trusted)
@@ -710,7 +719,7 @@ class Bucket:
         self._at = now
 
     def wait(self, tokens: float, now: float) -> float:
-        """Seconds until ``tokens`` are available; 0 if they are."""
+        """Return seconds until ``tokens`` are available; 0 if they are."""
         self._tokens = min(self._most, self._tokens + (now - self._at) * self._rate)
         self._at = now
         missing = min(tokens, self._most) - self._tokens
@@ -760,7 +769,7 @@ class Quotas:
                 bucket.take(count)
 
     def _bucket(self, account: str, what: str, quota: int, burst_seconds: float, now: float) -> Bucket:
-        """The bucket of a quota; a changed quota starts a new one."""
+        """Return the bucket of a quota; a changed quota starts a new one."""
         key = account, what, quota
         found = self._used.get(key)
         if found is None:

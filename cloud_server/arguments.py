@@ -24,14 +24,14 @@ def with_host(address: str) -> str:
 
 
 def check_address(address: str, what: str = "listen") -> None:
-    """Raises SpecError unless ``address`` is ``HOST:PORT`` or ``[IPV6]:PORT``."""
+    """Raise SpecError unless ``address`` is ``HOST:PORT`` or ``[IPV6]:PORT``."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise SpecError(f'{what}: expected HOST:PORT with a port from 0 to 65535, found "{address}"')
 
 
 def check_network(listen: str, *, tokens: bool, what: str = "listen") -> None:
-    """Raises SpecError for an unencrypted address that other machines can reach."""
+    """Raise SpecError for an unencrypted address that other machines can reach."""
     if is_loopback(listen.rpartition(":")[0]):
         return
     also = ", tokens included, which whoever reads them can use" if tokens else ", and use the models"
@@ -43,7 +43,7 @@ def check_network(listen: str, *, tokens: bool, what: str = "listen") -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach it."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -121,7 +121,7 @@ class ServerOptions(AccessOptions):
 
 
 def parser() -> Parser:
-    """The argument parser of ``cloud-server``."""
+    """Return the argument parser of ``cloud-server``."""
     made = Parser(
         prog="cloud-server",
         description="Serves the tails of models to edge clients; by default of the shipped model `digits`.",
@@ -169,7 +169,7 @@ def parser() -> Parser:
 
 
 def doctor() -> Parser:
-    """The argument parser of ``cloud-server doctor``, which takes the same arguments."""
+    """Return the argument parser of ``cloud-server doctor``, which takes the same arguments."""
     made = parser()
     made.prog = "cloud-server doctor"
     made.description = "Looks at a configuration and this machine as a server would find them, and says what to mend."
@@ -180,7 +180,7 @@ def doctor() -> Parser:
 
 
 def token() -> Parser:
-    """The argument parser of ``cloud-server token``."""
+    """Return the argument parser of ``cloud-server token``."""
     made = Parser(
         prog="cloud-server token",
         description="Makes a token for an identity. It goes into a file of its own, which only you can read, for the "
@@ -213,7 +213,7 @@ _UNITS = {
 
 
 def _bytes(text: str) -> int:
-    """The number of bytes in text such as 500MB, 8GiB, or a plain number."""
+    """Return the number of bytes in text such as 500MB, 8GiB, or a plain number."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)
     if found is None or found[2] not in _UNITS:
         raise argparse.ArgumentTypeError(f'expected a size such as 500MB or 8GiB, found "{text}"')

@@ -104,7 +104,7 @@ class Chain:
         self._withdrawing.start()
 
     def check(self, server: str) -> None:
-        """Raises AccessRefused, with the known names, for an unknown server."""
+        """Raise AccessRefused, with the known names, for an unknown server."""
         if server not in self._servers:
             names = ", ".join(dict.fromkeys(one.name for one in self._servers.values()))
             raise AccessRefused(f'this server hands nothing on to "{server[:256]}"; it does to: {names} (--next)')
@@ -194,7 +194,7 @@ class Chain:
             handed.withdraw()
 
     def way(self, server: NextServer, address: str, engine: Engine, caller: Caller) -> _Way:
-        """The connection for this caller and model, with one more request waiting. Raises ServerUnavailable."""
+        """Return the connection for this caller and model, with one more request waiting. Raises ServerUnavailable."""
         key = self._key(address, engine, caller)
         gone = None
         with self._lock:
@@ -229,7 +229,9 @@ class Chain:
     def exchange(
         self, way: _Way, outgoing: Outgoing, until: float, on_settled: Callable[[], None] | None = None, **more: Any
     ) -> Exchange:
-        """A request on ``way``, which leaves it as soon as it is settled; ``on_settled``: called instead of that."""
+        """Return a request on ``way``, which leaves it as soon as it is settled; ``on_settled``: called instead of
+        that.
+        """
         most = self._limits.max_answer_bytes
         return Exchange(
             next(_numbers),

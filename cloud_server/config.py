@@ -223,7 +223,7 @@ class ModelEntry:
     """With ``auto``: (the number of this part from 0, how many there are)."""
 
     def piece(self, number: int, count: int) -> ModelEntry:
-        """The entry for the ``number``-th of its ``count`` parts alone."""
+        """Return the entry for the ``number``-th of its ``count`` parts alone."""
         if self.parts in ((), (AUTO,)):
             return replace(self, parts=(), share=(number, count))
         begin = self.parts[number - 1] if number else INPUT
@@ -248,7 +248,7 @@ class ModelEntry:
 
 
 def _referred(name: str, reference: str, folder: Path, table: Table) -> ModelSpec:
-    """The spec that an entry refers to. Raises SpecError."""
+    """Return the spec that an entry refers to. Raises SpecError."""
     file = folder / reference
     try:
         return load_spec(f"{name}={file if file.is_file() else reference}")
@@ -289,7 +289,7 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
 
 
 def _compiled(table: Table, value: object) -> str:
-    """The value of ``compile``; True stands for the stricter mode."""
+    """Return the value of ``compile``; True stands for the stricter mode."""
     if value in (None, False):
         return ""
     if value is not True and value not in COMPILED:
@@ -425,7 +425,7 @@ class ServerConfig(ServerOptions):
         return many if self.worker_processes is None else self.worker_processes
 
     def check_access(self) -> None:
-        """Raises SpecError for unusable access files, and for an unencrypted address that other machines can reach,
+        """Raise SpecError for unusable access files, and for an unencrypted address that other machines can reach,
         unless that is allowed explicitly.
         """
         if self.tls is not None:
@@ -438,7 +438,7 @@ class ServerConfig(ServerOptions):
 
 
 def read_config(path: Path) -> ServerConfig:
-    """The configuration of a TOML file. Raises SpecError with the file, the key, what was expected and found."""
+    """Return the configuration of a TOML file. Raises SpecError with the file, the key, what was expected and found."""
     table = Table.read(path)
     if "factory" in table or "id" in table:
         raise SpecError(f"{path} is a model's spec, and no configuration: --model {path} serves it")
@@ -525,7 +525,7 @@ def _limits(table: Table) -> Limits:
 
 
 def configure(options: argparse.Namespace) -> ServerConfig:
-    """The configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
+    """Return the configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
     config = composed(options)
     config.check_access()
     return config
@@ -562,7 +562,7 @@ def composed(options: argparse.Namespace) -> ServerConfig:
 
 
 def _only(options: argparse.Namespace, ids: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """The part whose weights are loaded, by model. Raises SpecError."""
+    """Return the part whose weights are loaded, by model. Raises SpecError."""
     found: dict[str, tuple[str, ...]] = {}
     for option, given, count in (("--only-middle", options.only_middle, 2), ("--only-tail", options.only_tail, 1)):
         for id, text in _by_model(option, given, ids).items():
@@ -586,7 +586,7 @@ def _given_next(text: str) -> NextServer:
 
 
 def _given_tls(options: argparse.Namespace) -> Tls | None:
-    """The TLS files on the command line, which replace the file's [tls]; None if there are none."""
+    """Return the TLS files on the command line, which replace the file's [tls]; None if there are none."""
     if options.cert is None and options.key is None and options.client_ca is None:
         return None
     if options.cert is None or options.key is None:
@@ -595,7 +595,7 @@ def _given_tls(options: argparse.Namespace) -> Tls | None:
 
 
 def _by_model(option: str, texts: Sequence[str], ids: Sequence[str]) -> Mapping[str, str]:
-    """An option's value by model; without ``NAME=`` it is for the only one."""
+    """Return an option's value by model; without ``NAME=`` it is for the only one."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -106,7 +106,7 @@ class Core:
         return [engine.identity for engine in self.engines.values()]
 
     def engines_for(self, caller: Caller) -> dict[str, Engine]:
-        """The served models by id, without those that ``caller`` may not use."""
+        """Return the served models by id, without those that ``caller`` may not use."""
         known = dict(self.engines.items())  # as they are now
         return {id: known[id] for id in granted(caller.policy.models, known)}
 
@@ -117,7 +117,7 @@ class Core:
         return self._draining
 
     def check_open(self) -> None:
-        """Raises ServerUnavailable while draining."""
+        """Raise ServerUnavailable while draining."""
         if self._draining:
             raise ServerUnavailable("the server is draining: it finishes what it has and takes nothing new")
 
@@ -154,8 +154,8 @@ class Core:
             )
 
     def _holding(self, session: StreamSession, busy: bool) -> Holding[StreamSession]:
-        """A stream, for eviction: those without a handshake go first, then those without requests, the longest silent
-        first.
+        """Return a stream, for eviction: those without a handshake go first, then those without requests, the longest
+        silent first.
         """
         busy, silent = busy or session.has_mail, session.silent_seconds
         usefulness = (busy, session.is_greeted, -silent)
@@ -232,12 +232,12 @@ class Core:
         self.pace.spent(payer.account, REFUSAL_SECONDS)
 
     def _check_new(self, request: Request) -> None:
-        """Raises ServerUnavailable for a request that would miss its deadline, and QuotaExceeded."""
+        """Raise ServerUnavailable for a request that would miss its deadline, and QuotaExceeded."""
         self._check_time(request)
         self._quotas.spend(request.caller, request.payload_bytes)
 
     def _check_time(self, request: Request) -> None:
-        """Raises ServerUnavailable for a request that would miss its deadline."""
+        """Raise ServerUnavailable for a request that would miss its deadline."""
         self.scheduler.check_time(request.payer, request.seconds_left(self.limits.deadline_seconds))
 
     def _wait(self, request: Request) -> Callable[[], None]:
@@ -299,7 +299,7 @@ class Core:
         return self.scheduler.add(request.task(self.limits.deadline_seconds))
 
     def _check_queue(self, request: Request) -> None:
-        """Raises ServerUnavailable if too many requests for its model wait already; counts the refusal."""
+        """Raise ServerUnavailable if too many requests for its model wait already; counts the refusal."""
         most = self.limits.max_queue_size
         if most < NEVER and self.requests.queued(request.engine) > most:
             model = request.engine.identity.model_id
@@ -378,7 +378,7 @@ def _batch_limits(limits: Limits) -> BatchLimits:
 
 
 def _named(engines: Iterable[Engine]) -> dict[str, Engine]:
-    """The engines by model id. Raises SpecError for duplicates."""
+    """Return the engines by model id. Raises SpecError for duplicates."""
     found: dict[str, Engine] = {}
     for engine in engines:
         if engine.identity.model_id in found:

@@ -83,7 +83,7 @@ class Session:
         return Party(*self.key[:2])
 
     def is_early(self, step: Step) -> bool:
-        """Whether steps before this one are in progress and must finish first. The caller holds the lock."""
+        """Return whether steps before this one are in progress and must finish first. The caller holds the lock."""
         if step.branch > self.branch:
             return self.busy or bool(self.queued)
         is_ahead = step.branch == self.branch and self.steps < step.number <= self.steps + MOST_EARLY
@@ -198,7 +198,7 @@ class Step:
 
     @classmethod
     def of(cls, frame: split_pb2.RequestHeader) -> Step | None:
-        """The step that a request header describes; None for an ordinary request. Raises BadFrame if it is
+        """Return the step that a request header describes; None for an ordinary request. Raises BadFrame if it is
         contradictory.
         """
         decoding = frame.decoding
@@ -312,14 +312,16 @@ class Sessions:
         return computed
 
     def begin(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Taken:
-        """The first half of `run`, up to where the step is computed with others. `end` must follow in any case."""
+        """Return the first half of `run`, up to where the step is computed with others. `end` must follow in
+        any case.
+        """
         session = self._session(engine, (*party, step.session), step)
         with self._stepping(session):
             assert session.handle is not None and engine.step_batching is not None
             return Taken(session, engine.step_batching.begin(session.handle, header, payload))
 
     def end(self, taken: Taken, outcome: Outcome[None]) -> Computed:
-        """The second half of `run`."""
+        """Return the second half of `run`."""
         with self._stepping(taken.session):
             computed = taken.begun.end(outcome)
         self._stepped(taken.session, computed)
@@ -367,13 +369,13 @@ class Sessions:
             raise
 
     def _session(self, engine: Engine, key: Key, step: Step, link: Link | None = None) -> Session:
-        """The session of a step, marked busy."""
+        """Return the session of a step, marked busy."""
         with self._lock:
             opens = step.number == 0 and key not in self._sessions
         return self._open(engine, key, step, link) if opens else self._take(engine, key, step)
 
     def _take(self, engine: Engine, key: Key, step: Step) -> Session:
-        """The existing session, marked busy for its next step."""
+        """Return the existing session, marked busy for its next step."""
         with self._lock:
             session = self._known(engine, key, step)
             session.leave_line(step)
@@ -390,7 +392,7 @@ class Sessions:
             return session
 
     def _known(self, engine: Engine, key: Key, step: Step) -> Session:
-        """The session if it exists, is at this cut and is not busy. The caller holds the lock."""
+        """Return the session if it exists, is at this cut and is not busy. The caller holds the lock."""
         session = self._sessions.get(key)
         if session is None:
             why = self._ends.get(key, "it was never opened here, or this server was started since")
@@ -406,7 +408,7 @@ class Sessions:
         return session
 
     def _open(self, engine: Engine, key: Key, step: Step, link: Link | None) -> Session:
-        """A new session, or a copy of one, marked busy."""
+        """Return a new session, or a copy of one, marked busy."""
         party = Party(*key[:2])
         with self._lock:
             if key in self._sessions:
@@ -473,8 +475,8 @@ class Sessions:
         return self._due(session, made)
 
     def _due(self, session: Session, made: bool) -> list[Early]:
-        """The steps that stop waiting: the one that can be made now, or all that are refused. The caller holds the
-        lock.
+        """Return the steps that stop waiting: the one that can be made now, or all that are refused. The caller holds
+        the lock.
         """
         early = session.early
         due = [number for number, one in early.items() if not made or session.dropped or not session.is_early(one.step)]
@@ -570,7 +572,7 @@ _numbers = itertools.count()
 
 
 def _onward(route: Route) -> str:
-    """The rest of the route, for messages."""
+    """Return the rest of the route, for messages."""
     return "".join(f', and at "{server[:256]}" after "{cut[:256]}"' for server, cut in route)
 
 
@@ -579,5 +581,5 @@ def _nothing_waits() -> None:
 
 
 def _nothing() -> Computed:
-    """The answer to a request that needs no computing."""
+    """Return the answer to a request that needs no computing."""
     return Computed.of(Parcel.of_tensors({}, []).header, (), 0)

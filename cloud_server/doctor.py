@@ -33,7 +33,7 @@ SOON_SECONDS: Final = 14 * 86400.0
 
 
 def all_of(options: argparse.Namespace) -> Iterator[Finding]:
-    """All findings, in the order in which a server would meet them."""
+    """Yield all findings, in the order in which a server would meet them."""
     yield checks.versions(PROTOCOL_VERSION)
     try:
         config = composed(options)
@@ -129,7 +129,7 @@ def _collector(endpoint: str) -> Iterator[Finding]:
 
 
 def _next(server: NextServer) -> Iterator[Finding]:
-    """The connection to each of its addresses, as far as it works."""
+    """Yield the connection to each of its addresses, as far as it works."""
     ways = [list(way.way(address, server.credentials)) for address in server.addresses]
     reached = any(all(one.level is not Level.WRONG for one in found) for found in ways)
     for one in [*way.own(server.credentials), *(one for found in ways for one in found)]:

@@ -65,11 +65,11 @@ class BatchedRequest(Protocol):
         ...
 
     def end(self) -> Computed:
-        """The answer. Raises this request's error."""
+        """Return the answer. Raises this request's error."""
         ...
 
     def alone(self) -> Computed:
-        """The answer, computed without the others. Raises this request's error."""
+        """Return the answer, computed without the others. Raises this request's error."""
         ...
 
     def doubt(self, reason: str) -> None:
@@ -202,7 +202,7 @@ class Onward(Protocol):
     """Connections to the next servers of chains (`cloud_server.chain`). Thread-safe."""
 
     def check(self, server: str) -> None:
-        """Raises AccessRefused if no server with that name or address is configured."""
+        """Raise AccessRefused if no server with that name or address is configured."""
 
     def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
         """Ask the next server of the request's route for the rest, and call ``finish`` with the answer in some thread.
@@ -211,7 +211,7 @@ class Onward(Protocol):
         """
 
     def link(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
-        """The connection over which the steps of a generation are passed to the next server of a route."""
+        """Return the connection over which the steps of a generation are passed to the next server of a route."""
         ...
 
     def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
@@ -291,7 +291,7 @@ class Executor:
         return [found.get(id(task), Result(False)) for task in tasks]
 
     def _starts(self, task: Task) -> bool:
-        """Whether the task is still wanted, and can be done in time."""
+        """Return whether the task is still wanted, and can be done in time."""
         request = task.work
         if not isinstance(request, Request):
             return True
@@ -374,7 +374,7 @@ class Executor:
     def _answer(
         self, request: Request, started_ns: int, compute: Callable[[], Computed]
     ) -> tuple[Answer, IsthmusError | None, Computed | None]:
-        """The answer; or, if the next server computes the rest, the report on this part, and the part itself."""
+        """Return the answer; or, if the next server computes the rest, the report on this part, and the part itself."""
         try:
             computed = compute()
             answer = computed_answer(request, computed, started_ns, self._load(request.caller, but=request))

@@ -191,11 +191,11 @@ class Limits:
             )
 
     def files(self) -> FileLimits:
-        """The limits on input files."""
+        """Return the limits on input files."""
         return FileLimits(self.max_file_pixels, self.max_file_examples)
 
     def rehearsals(self) -> RehearsalLimits:
-        """The limits on working out the tails of clients' cuts."""
+        """Return the limits on working out the tails of clients' cuts."""
         return RehearsalLimits(
             operations=self.max_operations,
             native_bytes=self.max_constant_bytes,

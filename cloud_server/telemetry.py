@@ -305,7 +305,7 @@ _BOUND: Final = re.compile(rf"\b(?:{'|'.join(_LIMITS)})\b")
 
 
 def bound(error: BaseException) -> str:
-    """The limit that a refusal names; empty if none."""
+    """Return the limit that a refusal names; empty if none."""
     if isinstance(error, QuotaExceeded):
         return "per_minute"
     found = _BOUND.search(str(error)) if isinstance(error, IsthmusError) else None
@@ -387,7 +387,7 @@ class RequestCounts(Collector):
                 self._account(event.request).failures[type(event.error).__name__] += 1
 
     def _account(self, about: About | None) -> _Account:
-        """The counts of a caller. The caller of this holds the lock."""
+        """Return the counts of a caller. The caller of this holds the lock."""
         model, identity = ("", "") if about is None else (about.model_id, about.identity)
         known = self._accounts.get((model, identity))
         if known is not None:

@@ -58,8 +58,9 @@ def welcome(
     rounding: Iterable[str] = (),
     area: bool = False,
 ) -> split_pb2.ServerFrame:
-    """The answer to a hello. ``beat``: seconds between heartbeats, if the client asked for them. ``notes``: differences
-    without effect; ``rounding``: those that may affect last bits. ``area``: whether the client's shared memory is used.
+    """Return the answer to a hello. ``beat``: seconds between heartbeats, if the client asked for them. ``notes``:
+    differences without effect; ``rounding``: those that may affect last bits. ``area``: whether the client's shared
+    memory is used.
     """
     return split_pb2.ServerFrame(
         welcome=split_pb2.Welcome(
@@ -94,7 +95,7 @@ def draining() -> split_pb2.ServerFrame:
 
 
 def failed(id: int, error: IsthmusError, retry: bool | None = None) -> split_pb2.RequestFailed:
-    """The report of an error.
+    """Return the report of an error.
 
     By default only an error of a busy or draining server may be retried. One that says when to retry means another
     request: this one's deadline would pass meanwhile.
@@ -110,7 +111,7 @@ def failed(id: int, error: IsthmusError, retry: bool | None = None) -> split_pb2
 
 
 def message(error: BaseException) -> str:
-    """An error's text, shortened to what a status can carry."""
+    """Return an error's text, shortened to what a status can carry."""
     text = str(error) or type(error).__name__
     text = text.encode("utf-8", "replace").decode("utf-8")  # a model's text may hold lone surrogates
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 4] + " ..."

@@ -168,5 +168,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, and what every module has."""
+    """Return the public names, and what every module has."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -89,7 +89,7 @@ class Answer:
         return [one for one in result[:_SHOWN] if isinstance(one, Prediction)] if isinstance(result, list) else []
 
     def _parts(self) -> list[tuple[str, int]]:
-        """The rows of `times`, combined for a small picture."""
+        """Return the rows of `times`, combined for a small picture."""
         times = self.times
         known = {
             "edge compute": times.edge_compute,

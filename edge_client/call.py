@@ -19,7 +19,7 @@ class Call:
 
     @classmethod
     def of(cls, item: Any) -> Call:
-        """A `Call` unchanged, a tuple as positional, a dictionary as keyword arguments, anything else as the
+        """Return a `Call` unchanged, a tuple as positional, a dictionary as keyword arguments, anything else as the
         only one.
         """
         if isinstance(item, Call):

@@ -254,7 +254,7 @@ class EdgeClient(ClientCore):
         exact: bool | None = None,
         **kwargs: Any,
     ) -> Answer:
-        """The model's output for ``(*args, **kwargs)``: head here, tail on the server.
+        """Return the model's output for ``(*args, **kwargs)``: head here, tail on the server.
 
         An input by itself may be a tensor, a numpy array, a PIL image, a camera's frame (uint8, HWC, RGB), the path or
         the bytes of a file, a dictionary or `BatchEncoding` of keyword arguments, a tuple of positional ones, or a
@@ -317,7 +317,9 @@ class EdgeClient(ClientCore):
         return Pending(running, self.requests.finish, self.requests.cancel)
 
     def _chooser(self, item: Any) -> AutoClient:
-        """The client that decides where requests run; it is measured first on the example, or else on ``item``."""
+        """Return the client that decides where requests run; it is measured first on the example, or else on
+        ``item``.
+        """
         with self._beginning:
             if self._auto is None:
                 self._refuse_closed()
@@ -338,7 +340,7 @@ class EdgeClient(ClientCore):
             return self._auto
 
     def _chained(self) -> ChainChooser:
-        """The chooser of a chain's cuts, measured first. Raises SpecError without an example input."""
+        """Return the chooser of a chain's cuts, measured first. Raises SpecError without an example input."""
         with self._beginning:
             if self._chain_chooser is None:
                 self._refuse_closed()
@@ -352,7 +354,7 @@ class EdgeClient(ClientCore):
             return self._chain_chooser
 
     def _least(self, call: Call) -> Cut:
-        """The cut of ``split="min"``, measured first on the example, or else on ``call``."""
+        """Return the cut of ``split="min"``, measured first on the example, or else on ``call``."""
         with self._beginning:
             if self.least is None:
                 self._refuse_closed()
@@ -516,7 +518,7 @@ class EdgeClient(ClientCore):
             yield split
 
     def _cut(self, split: Cut | Sequence[int | str] | None) -> tuple[Cut, Route]:
-        """The edge's cut, and the parts after the first server's."""
+        """Return the edge's cut, and the parts after the first server's."""
         cuts = self._split if split is None else self._checked(split)
         if cuts == AUTO and len(self.chain) > 1:
             cuts = self._chained().cuts
@@ -535,7 +537,7 @@ class EdgeClient(ClientCore):
         return cuts[0], route
 
     def _checked(self, split: Cut | Sequence[int | str]) -> Cut:
-        """One cut, or a chain's. Raises SpecError."""
+        """Return one cut, or a chain's. Raises SpecError."""
         if isinstance(split, str) and len(self.chain) < 2:
             split = members(split) or split
         several = isinstance(split, (list, tuple))
@@ -563,8 +565,8 @@ class EdgeClient(ClientCore):
 
 
 def _at(cut: str, codec: str) -> str:
-    """The codec's name if it may be used at a cut between servers, else ``""``: codecs with a basis or frames, and a
-    learned one made for another cut, are for the first cut only.
+    """Return the codec's name if it may be used at a cut between servers, else ``""``: codecs with a basis or frames,
+    and a learned one made for another cut, are for the first cut only.
     """
     own = codecs.CODECS.get(codec)
     if own is None or isinstance(own, (Basis, Frames)) or (isinstance(own, Learned) and own.file.cut != cut):

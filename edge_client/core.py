@@ -124,7 +124,7 @@ class ClientCore:
         return self
 
     def check_unchanged(self) -> None:
-        """Raises Disagreement if the model's weights or numbers have changed since the server agreed on them."""
+        """Raise Disagreement if the model's weights or numbers have changed since the server agreed on them."""
         self._edge_model.check_unchanged()
 
     def connect(self, seconds: float | None = None) -> None:
@@ -167,11 +167,11 @@ class ClientCore:
         self.close()
 
     def request(self, call: Call, cut: Cut) -> Answer:
-        """The answer to one call, cut there. Raises as `EdgeClient.infer`."""
+        """Return the answer to one call, cut there. Raises as `EdgeClient.infer`."""
         return self.requests.finish(self.requests.begin(call, cut, Stamps(), self.until(None)))
 
     def until(self, deadline: float | None) -> float:
-        """The deadline of a request that starts now, on ``time.monotonic()``. Raises SpecError."""
+        """Return the deadline of a request that starts now, on ``time.monotonic()``. Raises SpecError."""
         return time.monotonic() + check_seconds("deadline", self.deadline if deadline is None else deadline)
 
     def codec_link(self, link: Callable[[], Link]) -> None:
@@ -326,7 +326,7 @@ class ClientCore:
             return self._connection
 
     def _hello(self) -> split_pb2.ClientFrame:
-        """The greeting, made with the lock; hooks hear of its plan."""
+        """Return the greeting, made with the lock; hooks hear of its plan."""
         if self._greeting:
             raise SpecError("a hook at before_plan or after_plan asked for a request while the first one is planned")
         self._greeting = True

@@ -59,7 +59,7 @@ class Credentials:
         return self.tls or any(one is not None for one in (self.ca, self.certificate, self.server_name))
 
     def read_token(self) -> str | None:
-        """The current token, or None. Raises SpecError, which never shows it."""
+        """Return the current token, or None. Raises SpecError, which never shows it."""
         if self.token_file is not None:
             token, where = read(self.token_file).decode("utf-8", "replace").strip(), f"{self.token_file}"
         elif self.token is not None:
@@ -73,11 +73,11 @@ class Credentials:
         return token
 
     def with_passport(self, passport: Callable[[], str]) -> Credentials:
-        """A copy with ``passport``."""
+        """Return a copy with ``passport``."""
         return replace(self, passport=passport)
 
     def check_clear(self, server: str) -> None:
-        """Raises SpecError if a token would be sent unencrypted to another machine."""
+        """Raise SpecError if a token would be sent unencrypted to another machine."""
         if not self.insecure and (self.passport is not None or self.read_token() is not None):
             raise _wrong(
                 f"the token would travel to {server} in the clear, where whoever reads it can use it: connect by TLS "
@@ -87,7 +87,7 @@ class Credentials:
 
 
 def read(path: str | Path) -> bytes:
-    """A file's content. Raises SpecError."""
+    """Return a file's content. Raises SpecError."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

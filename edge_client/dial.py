@@ -58,8 +58,9 @@ _ALERTS: Final = {
 
 
 def why_not(server: str, credentials: Credentials) -> IsthmusError | None:
-    """Why a connection fails, as an error to raise: NotAuthenticated if either side refuses a certificate; Disagreement
-    if only one side uses TLS; SpecError for unusable files. None if TLS is not the reason, or without a server.
+    """Return why a connection fails, as an error to raise: NotAuthenticated if either side refuses a certificate;
+    Disagreement if only one side uses TLS; SpecError for unusable files. None if TLS is not the reason, or without a
+    server.
     """
     # Twice: a server that goes away closes connections, too, and is not there the second time.
     return _look(server, credentials) and _look(server, credentials)
@@ -130,7 +131,7 @@ def _encrypted(address: tuple[str, int], server: str, name: str, credentials: Cr
 
 
 def _after_ours(connection: ssl.SSLSocket, server: str, credentials: Credentials) -> NotAuthenticated | None:
-    """The error if a server refuses a certificate, which comes after its part of the handshake."""
+    """Return the error if a server refuses a certificate, which comes after its part of the handshake."""
     try:
         return None if connection.recv(1) else _closed(server, credentials)
     except ssl.SSLError as error:
@@ -157,7 +158,7 @@ def _alert(error: ssl.SSLError, server: str) -> NotAuthenticated | None:
 
 
 def _closed(server: str, credentials: Credentials) -> NotAuthenticated:
-    """The reason, which only this side can tell."""
+    """Return the reason, which only this side can tell."""
     if credentials.certificate is None or credentials.key is None:
         text = _WANTED
     else:
@@ -206,7 +207,7 @@ class ChannelArguments(Protocol):
 def dial(
     server: str, keep_alive: ChannelArguments | None = None, credentials: Credentials | None = None
 ) -> grpc.Channel:
-    """A new channel to ``HOST:PORT``; nothing is sent yet. Without ``keep_alive`` silent peers are not detected.
+    """Return a new channel to ``HOST:PORT``; nothing is sent yet. Without ``keep_alive`` silent peers are not detected.
 
     ``credentials``: None for plain text, with the environment's token if there is one. Raises SpecError for files that
     cannot be read, and for a token that would be sent unencrypted to another machine.
@@ -287,7 +288,7 @@ def check_address(server: str) -> str:
 
 
 def is_loopback(server: str) -> bool:
-    """Whether ``HOST:PORT`` is this machine, for which an HTTP proxy must not be used."""
+    """Return whether ``HOST:PORT`` is this machine, for which an HTTP proxy must not be used."""
     host = server.rpartition(":")[0].strip("[]")
     if host in ("unix", "localhost"):
         return True

@@ -60,12 +60,12 @@ class Loaded:
 
 
 def name_of(model_id: str) -> str:
-    """The id of a served model without its version: "net:2" is a version of "net"."""
+    """Return the id of a served model without its version: "net:2" is a version of "net"."""
     return model_id.partition(":")[0]
 
 
 def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
-    """The model, planned on its example, or on the first of ``inputs`` (--input) if given."""
+    """Return the model, planned on its example, or on the first of ``inputs`` (--input) if given."""
 
     spec, device = choice.spec(), choice.set_up()
     args, kwargs = example_of(choice, inputs)
@@ -82,7 +82,7 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
 def fails_on(
     spec: ModelSpec, name: str | None, error: Exception, model: nn.Module, inputs: Inputs | None
 ) -> IsthmusError:
-    """The error for a model that raised ``error`` on the input ``name`` to plan on; None: the example.
+    """Return the error for a model that raised ``error`` on the input ``name`` to plan on; None: the example.
 
     ``inputs``: what it was called with; None: reading the input raised.
     """
@@ -107,7 +107,7 @@ def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inpu
 
 
 def find(patterns: Sequence[str]) -> list[InputItem]:
-    """The files of --input; SpecError for one that does not exist."""
+    """Return the files of --input; SpecError for one that does not exist."""
 
     for word in patterns:
         if is_camera(word) or Path(word).suffix.lower() in VIDEO_SUFFIXES:
@@ -121,7 +121,7 @@ def find(patterns: Sequence[str]) -> list[InputItem]:
 
 
 def first_readable(spec: ModelSpec, items: Sequence[AnItem]) -> AnItem:
-    """The first input that ``spec`` can read; the first one if none can be."""
+    """Return the first input that ``spec`` can read; the first one if none can be."""
     for item in items:
         try:
             spec.preprocess(item)
@@ -154,8 +154,8 @@ def cut_for(client: ClientCore, split: str, items: Sequence[Item]) -> int | str:
 
 
 def cut_of(text: str, wrapped: WrappedModel, name: str | None = None) -> int | str:
-    """A cut as the engine takes it: "input", a name, or a layer's id. ``name``: for messages; None: the option or
-    keyword `split`, which accepts more words. Raises UnknownLayer, CutRefused.
+    """Return a cut as the engine takes it: "input", a name, or a layer's id. ``name``: for messages; None: the option
+    or keyword `split`, which accepts more words. Raises UnknownLayer, CutRefused.
 
     A name stays a name, because on another path through the model the layer has another id.
     """
@@ -187,7 +187,7 @@ def cut_of(text: str, wrapped: WrappedModel, name: str | None = None) -> int | s
 
 
 def _unused(name: str, wrapped: WrappedModel) -> bool:
-    """Whether ``name`` is a module that the latest plan does not run: another input may."""
+    """Return whether ``name`` is a module that the latest plan does not run: another input may."""
     path = name.partition("#")[0]
     ran = any(layer.name.partition("#")[0] == path or layer.name.startswith(f"{path}.") for layer in wrapped.layers)
     return not ran and any(module.path == path for module in walk(wrapped.model, wrapped.depth).values())
@@ -238,7 +238,7 @@ class Given:
         return copied(call.args, dict(call.kwargs))
 
     def digest(self) -> str:
-        """A digest of the file's bytes, or of what is in memory; empty for what is `made`. Raises SpecError."""
+        """Return a digest of the file's bytes, or of what is in memory; empty for what is `made`. Raises SpecError."""
         if self.made:
             return ""
         if self.item is None:
@@ -250,7 +250,7 @@ class Given:
 
 
 def given(inputs: Any) -> list[Given]:
-    """All of ``inputs``, in order; empty for None. A list contains several, anything else is one: a tuple or a
+    """Return all of ``inputs``, in order; empty for None. A list contains several, anything else is one: a tuple or a
     dictionary is the arguments of one call.
 
     Raises InputMismatch for a missing file, and for a kind of input that is not supported.

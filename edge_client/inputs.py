@@ -45,7 +45,9 @@ _CHANNELS: Final = (1, 3, 4)
 
 
 def suffix_of(data: bytes) -> str:
-    """The suffix of a file with these bytes. Raises InputMismatch for what is no picture and holds no tensors."""
+    """Return the suffix of a file with these bytes. Raises InputMismatch for what is no picture and holds no
+    tensors.
+    """
     for beginning, suffix in _BEGINNINGS:
         if data.startswith(beginning):
             return suffix
@@ -60,7 +62,7 @@ def suffix_of(data: bytes) -> str:
 
 
 def is_picture(value: object) -> bool:
-    """Whether it is a Pillow image, without importing Pillow."""
+    """Return whether it is a Pillow image, without importing Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 
@@ -72,7 +74,7 @@ def looks_like_a_frame(array: Any) -> bool:
 
 
 def tensor_of(array: Any) -> torch.Tensor:
-    """A contiguous copy in the machine's byte order, as of `.npy` files. Raises InputMismatch."""
+    """Return a contiguous copy in the machine's byte order, as of `.npy` files. Raises InputMismatch."""
     if array.dtype.hasobject or array.dtype.kind in "SUVMm":
         raise InputMismatch(f"an array of {array.dtype} is no tensor: expected numbers")
     try:
@@ -82,7 +84,7 @@ def tensor_of(array: Any) -> torch.Tensor:
 
 
 def plain(value: Any, where: str) -> Any:
-    """A model's argument with its arrays as tensors; the same object if there are none.
+    """Return a model's argument with its arrays as tensors; the same object if there are none.
 
     Raises InputMismatch for what would have to be read first, which only single inputs are.
     """
@@ -256,7 +258,7 @@ def _no_tensor(model: nn.Module, inputs: Inputs) -> str:
 
 
 def _by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
-    """Every argument by its parameter's name; "argument 1", ... if it has none."""
+    """Return every argument by its parameter's name; "argument 1", ... if it has none."""
     args, kwargs = inputs
     signature = _signature(model)
     parameters = () if signature is None else signature.parameters.values()
@@ -309,11 +311,11 @@ class Arguments:
         self._known = [one.name for one in found if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Call:
-        """The call, with constants for what is not given."""
+        """Return the call, with constants for what is not given."""
         return Call(args, {**self._left(args), **(kwargs or {})})
 
     def fit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the arguments fit the signature; True if that is unknown."""
+        """Return whether the arguments fit the signature; True if that is unknown."""
         if self._signature is None:
             return True
         try:
@@ -323,7 +325,7 @@ class Arguments:
         return True
 
     def are_in(self, item: Mapping[Any, Any]) -> bool:
-        """Whether a dictionary's entries are keyword arguments; otherwise it is one argument itself.
+        """Return whether a dictionary's entries are keyword arguments; otherwise it is one argument itself.
 
         Raises InputMismatch if only some of its names are parameters, or some are missing.
         """
@@ -372,7 +374,7 @@ class InputReader:
         self._own_constants = call_kwargs
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """The call for the arguments of `EdgeClient.infer`. Raises InputMismatch."""
+        """Return the call for the arguments of `EdgeClient.infer`. Raises InputMismatch."""
         if len(args) != 1 or kwargs:
             named = {name: plain(value, name) for name, value in kwargs.items()}
             return self._arguments.call(_plain(args), named)
@@ -386,7 +388,9 @@ class InputReader:
         return self.read(item)
 
     def read(self, item: Any) -> Call:
-        """The call for one input of `EdgeClient.infer_many`, where tuples and dictionaries always are arguments."""
+        """Return the call for one input of `EdgeClient.infer_many`, where tuples and dictionaries always are
+        arguments.
+        """
         if isinstance(item, Call):
             return item
         if isinstance(item, torch.Tensor):
@@ -408,7 +412,7 @@ class InputReader:
         return self._as_it_is(item)
 
     def is_file(self, item: Any) -> bool:
-        """Whether it names a file, which may also be sent unread."""
+        """Return whether it names a file, which may also be sent unread."""
         return isinstance(item, (InputItem, Path, str))
 
     def _as_it_is(self, item: Any) -> Call:
@@ -461,7 +465,7 @@ class InputReader:
         return self._spec
 
     def _made(self, inputs: Inputs) -> Call:
-        """The result of the spec's own code, which includes its constants."""
+        """Return the result of the spec's own code, which includes its constants."""
         args, kwargs = inputs
         if not self._own_constants and self._spec is not None:
             kwargs = {name: value for name, value in kwargs.items() if name not in self._spec.call_kwargs}
@@ -469,7 +473,7 @@ class InputReader:
 
 
 def several(inputs: Any) -> Any:
-    """The inputs for `infer_many`: for a named file, folder, pattern, video or camera, its content.
+    """Return the inputs for `infer_many`: for a named file, folder, pattern, video or camera, its content.
 
     Raises SpecError for a single input.
     """
@@ -496,7 +500,7 @@ def _keyword(item: Mapping[Any, Any], name: Any) -> Any:
 
 
 def _checked(word: Path | str) -> Path:
-    """Raises InputMismatch for what is no file, or none that a spec reads."""
+    """Raise InputMismatch for what is no file, or none that a spec reads."""
     text, path = str(word), Path(word)
     if "://" in text and path.suffix.lower() in IMAGE_SUFFIXES | TENSOR_SUFFIXES:
         raise InputMismatch(f"{without_password(text)} is an address: fetch it, and give its bytes")

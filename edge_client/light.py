@@ -143,11 +143,11 @@ class Tensor:
     shape: tuple[int, ...]
 
     def freed(self, axes: Sequence[int]) -> Tensor:
-        """The same with any size along these axes."""
+        """Return the same with any size along these axes."""
         return replace(self, shape=tuple(-1 if axis in axes else size for axis, size in enumerate(self.shape)))
 
     def check(self, array: Any, largest: Mapping[int, int] | None = None) -> Array:
-        """The array itself, contiguous. ``largest``: limits of variable sizes, by axis. Raises InputMismatch."""
+        """Return the array itself, contiguous. ``largest``: limits of variable sizes, by axis. Raises InputMismatch."""
         most = largest or {}
         found = np.asarray(array, order="C")  # the other way makes one dimension of none
         fits = len(found.shape) == len(self.shape) and all(
@@ -235,7 +235,7 @@ class Heads:
         return list(self.heads)
 
     def head(self, cut: str) -> Head:
-        """The head of a cut. Raises UnknownLayer, with the reason if its export was refused."""
+        """Return the head of a cut. Raises UnknownLayer, with the reason if its export was refused."""
         if cut in self.heads:
             return self.heads[cut]
         if cut in self.refused:
@@ -249,7 +249,9 @@ class Heads:
         return tuple(np.zeros([max(size, 1) for size in one.shape], one.dtype) for one in self.head(cut).inputs)
 
     def read(self, path: str | Path) -> tuple[Array, ...]:
-        """A picture or a .npy file as the model's inputs, as the spec's [preprocess] says. Raises InputMismatch."""
+        """Return a picture or a .npy file as the model's inputs, as the spec's [preprocess] says. Raises
+        InputMismatch.
+        """
         file = Path(path)
         if file.suffix.lower() == ".npy":
             try:
@@ -261,7 +263,7 @@ class Heads:
         return (_as_array(file, self._pictures),)
 
     def of_frame(self, frame: Frame) -> tuple[Array, ...]:
-        """A frame of a camera or video (`edge_client.sources`) as the model's inputs."""
+        """Return a frame of a camera or video (`edge_client.sources`) as the model's inputs."""
         from PIL import Image
 
         if self._pictures is None:
@@ -271,7 +273,7 @@ class Heads:
         return (_pixels(held.getvalue(), frame.id.name, self._pictures),)
 
     def rank(self, outputs: Mapping[str, Array]) -> tuple[Prediction, ...]:
-        """The best classes, if the spec ranks class scores; else empty."""
+        """Return the best classes, if the spec ranks class scores; else empty."""
         ranks, known = self._ranks, list(outputs)
         if ranks is None or not known:
             return ()
@@ -364,8 +366,8 @@ class LightClient:
         self._live = self._method("ServerLive", inference_pb2.ServerLiveRequest, inference_pb2.ServerLiveResponse)
 
     def _method(self, name: str, request: Any, response: Any) -> Any:
-        """A call of the protocol's service, whose package differs from that of this project's file, as Triton's client
-        has it.
+        """Return a call of the protocol's service, whose package differs from that of this project's file, as Triton's
+        client has it.
         """
         return self._channel.unary_unary(
             f"/inference.GRPCInferenceService/{name}",
@@ -388,7 +390,7 @@ class LightClient:
     def infer(
         self, *args: Array, split: str | None = None, deadline: float | None = None, **kwargs: Array
     ) -> LightAnswer:
-        """One answer. Arrays in the order of the model's inputs, or by name. ``deadline``: in seconds.
+        """Return one answer. Arrays in the order of the model's inputs, or by name. ``deadline``: in seconds.
 
         Raises InputMismatch, ServerUnavailable without an answer in time, Disagreement for a server with other weights,
         and the server's other refusals.
@@ -439,11 +441,11 @@ class LightClient:
         )
 
     def crossing(self, *args: Array, split: str | None = None, **kwargs: Array) -> dict[str, Array]:
-        """The head's results by name, without the server. Raises as `infer` does."""
+        """Return the head's results by name, without the server. Raises as `infer` does."""
         return self._head(self.heads.head(split or self.split), self._feeds(args, kwargs))
 
     def ping(self, deadline: float = 1.5) -> int:
-        """Nanoseconds of a round trip to the server. Raises ServerUnavailable after ``deadline`` seconds."""
+        """Return nanoseconds of a round trip to the server. Raises ServerUnavailable after ``deadline`` seconds."""
         began = time.perf_counter_ns()
         try:
             self._live(inference_pb2.ServerLiveRequest(), timeout=deadline)
@@ -452,7 +454,7 @@ class LightClient:
         return time.perf_counter_ns() - began
 
     def infer_file(self, path: str | Path) -> LightAnswer:
-        """The same for a picture or a .npy file."""
+        """Return the same for a picture or a .npy file."""
         return self.infer(*self.heads.read(path))
 
     def infer_many(
@@ -487,7 +489,7 @@ class LightClient:
                 yield waiting.popleft().result()
 
     def node_times(self, *args: Array, split: str | None = None, runs: int = 5) -> list[NodeTime]:
-        """The time of each node of a head, by onnxruntime's own profiler, in order, without the first run.
+        """Return the time of each node of a head, by onnxruntime's own profiler, in order, without the first run.
 
         Fused nodes are one. Raises as `infer` does; does not use the server.
         """
@@ -563,7 +565,7 @@ class LightClient:
         return dict(zip(names, found, strict=True))
 
     def _fastest(self, feeds: Mapping[str, Array]) -> str:
-        """The cut with the least median of `TRIES` requests, without the first of each."""
+        """Return the cut with the least median of `TRIES` requests, without the first of each."""
         medians: dict[str, float] = {}
         for cut, head in self.heads.heads.items():
             took = []
@@ -578,7 +580,7 @@ class LightClient:
     def _request(
         self, head: Head, crossing: Mapping[str, Array], feeds: Mapping[str, Array] | None = None
     ) -> tuple[Any, int]:
-        """The request for the tail, and the bytes of what crosses. ``feeds``: the head's inputs."""
+        """Return the request for the tail, and the bytes of what crosses. ``feeds``: the head's inputs."""
         request = inference_pb2.ModelInferRequest(model_name=f"{self.heads.model}@{head.cut}")
         request.parameters["isthmus_weights"].string_param = self.heads.weights
         if feeds is not None:
@@ -599,13 +601,13 @@ class LightClient:
         return request, sum(map(len, request.raw_input_contents))
 
     def _coded(self, head: Head, number: int, array: Array) -> tuple[bytes, list[int]] | None:
-        """The ``number``-th tensor that crosses, encoded; None: it is sent unchanged."""
+        """Return the ``number``-th tensor that crosses, encoded; None: it is sent unchanged."""
         if self._learned is None:
             return light_codecs.encode(self._codec, array)
         return self._learned.encode(number, array) if head.cut == self._learned.cut else None
 
     def _ask(self, request: Any, deadline: float) -> tuple[dict[str, Array], tuple[int, int]]:
-        """The outputs, and the server's queue and tail in nanoseconds."""
+        """Return the outputs, and the server's queue and tail in nanoseconds."""
         reply = self._sent(request, deadline)
         kinds = {"BF16": "uint16", **{datatype: name for name, datatype in DATATYPES.items()}}
         outputs = {}
@@ -719,7 +721,7 @@ def _sha(file: Any) -> str:
 
 
 def _error(error: grpc.RpcError, server: str) -> IsthmusError:
-    """The server's error by its name; ServerUnavailable without an answer."""
+    """Return the server's error by its name; ServerUnavailable without an answer."""
     call: Any = error
     details, code = str(call.details() or ""), call.code()
     kind, colon, text = details.partition(": ")

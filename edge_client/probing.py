@@ -82,8 +82,8 @@ class LinkProber:
             stream.close()
 
     def round(self, nbytes: int, answer_bytes: int = 0, timeout: float = 30.0) -> Round:
-        """One round. Raises ServerUnavailable without an answer within ``timeout`` seconds, or without a server, and
-        the server's refusals (Disagreement: it is too old to be probed).
+        """Return one round. Raises ServerUnavailable without an answer within ``timeout`` seconds, or without a server,
+        and the server's refusals (Disagreement: it is too old to be probed).
         """
         return self.train([(nbytes, answer_bytes)], timeout)[0]
 
@@ -311,7 +311,7 @@ def probe(
 
 
 def _foreseen(known: Mapping[int, float], nbytes: int) -> float:
-    """The expected nanoseconds of a round of ``nbytes``, from smaller ones; 0 if these do not show it yet."""
+    """Return the expected nanoseconds of a round of ``nbytes``, from smaller ones; 0 if these do not show it yet."""
     largest = max(known, default=0)
     smaller = [one for one in known if one <= largest - TELLING]
     if not smaller:
@@ -321,14 +321,14 @@ def _foreseen(known: Mapping[int, float], nbytes: int) -> float:
 
 
 def _speed(found: Mapping[tuple[int, int], Sequence[Round]], way: int) -> Speed:
-    """The speed from rounds by (bytes up, bytes down), using those with bytes in one direction."""
+    """Return the speed from rounds by (bytes up, bytes down), using those with bytes in one direction."""
     return speed_of(
         {kind[way]: [float(one.network_ns) for one in rounds] for kind, rounds in found.items() if not kind[1 - way]}
     )
 
 
 def round_trip(server: str, patience: float = 15.0, credentials: Credentials | None = None) -> float:
-    """The seconds of an empty round, the median of a few. Raises as `probe` does."""
+    """Return the seconds of an empty round, the median of a few. Raises as `probe` does."""
     with LinkProber(server, credentials=credentials) as prober:
         for _ in range(WARMUP):
             prober.round(0, 0, patience)
@@ -350,7 +350,7 @@ def fetch_profile(
     credentials: Credentials | None = None,
     following: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The cloud's side of a model's profile, for `shared_hooks.profiling.profile.from_json`.
+    """Return the cloud's side of a model's profile, for `shared_hooks.profiling.profile.from_json`.
 
     ``codecs``: whose decoding is also measured, as far as the server knows them. ``weights_hash``: of the model's
     version. A server keeps what it measured with equal settings, unless ``fresh``; a setting of 0 is the server's own.

@@ -53,8 +53,8 @@ class ServerChoice(NamedTuple):
 def server_of(
     given: str | None = None, config: str | Path | None = None, option: str = "--server", *, chain: bool = False
 ) -> ServerChoice:
-    """The server named first. ``given``: the value of ``option``, ``config``: a settings file instead of the found one.
-    ``chain``: it may be several, separated by commas.
+    """Return the server named first. ``given``: the value of ``option``, ``config``: a settings file instead of the
+    found one. ``chain``: it may be several, separated by commas.
 
     Raises SpecError, which begins with what named a wrong address, or with the file that cannot be read.
     """
@@ -71,7 +71,9 @@ def server_of(
 
 
 def address_of(server: str) -> str:
-    """A ``HOST:PORT`` as an `EdgeClient` takes it. SpecError for words that only commands and functions accept."""
+    """Return a ``HOST:PORT`` as an `EdgeClient` takes it. SpecError for words that only commands and functions
+    accept.
+    """
     from edge_client.dial import check_address
 
     if not isinstance(server, str):
@@ -87,7 +89,7 @@ def address_of(server: str) -> str:
 
 
 def chain_of(server: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The servers of a chain, in order: one for one, none for None. Raises SpecError."""
+    """Return the servers of a chain, in order: one for one, none for None. Raises SpecError."""
     if server is None:
         return ()
     if isinstance(server, str):
@@ -99,7 +101,7 @@ def chain_of(server: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def settings_file() -> Path | None:
-    """The first settings file that exists."""
+    """Return the first settings file that exists."""
     from pathlib import Path
 
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"

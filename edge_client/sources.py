@@ -70,7 +70,7 @@ class Source(ABC):
         return 0
 
     def __iter__(self) -> Iterator[Item]:
-        """Raises InputMismatch at the place where it breaks off; of several sources, after the last one."""
+        """Raise InputMismatch at the place where it breaks off; of several sources, after the last one."""
         self.broken = []
         try:
             for item in self._items():
@@ -82,7 +82,7 @@ class Source(ABC):
 
     @abstractmethod
     def first(self) -> Item:
-        """The next input, without taking it. Raises InputMismatch."""
+        """Return the next input, without taking it. Raises InputMismatch."""
 
     @abstractmethod
     def _items(self) -> Iterator[Item]: ...
@@ -159,15 +159,15 @@ class Tally:
         return len(self._recent) / span if span else 0.0
 
     def line(self) -> str:
-        """The text while it runs."""
+        """Return the text while it runs."""
         return f"{self._counts()}, {self.now_per_second:.1f} frames/s"
 
     def summary(self) -> str:
-        """The text at the end."""
+        """Return the text at the end."""
         return f"{self._source.name}: {self._counts()}, {self.per_second:.1f} frames/s"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {
             "name": self._source.name,
             "live": self._source.live,
@@ -186,7 +186,7 @@ class Tally:
 
 
 def folder(*paths: str | Path) -> Files:
-    """The images and tensors of a folder, by name; or of a file, a glob, or several of these.
+    """Return the images and tensors of a folder, by name; or of a file, a glob, or several of these.
 
     A file that is given twice comes twice. One that cannot be read fails at its place. Raises InputMismatch if there is
     none.
@@ -217,7 +217,7 @@ class Files(Source):
 
 
 def check(what: str) -> None:
-    """Raises SpecError without PyAV, which reading ``what`` needs."""
+    """Raise SpecError without PyAV, which reading ``what`` needs."""
     if find_spec("av") is None:
         raise SpecError(f'{what}: videos and cameras need PyAV: pip install "isthmus[video]"')
 
@@ -343,7 +343,7 @@ containers do not say how long the last one is shown).
 
 
 def video(path: str | Path) -> Video:
-    """The frames of a video file, in display order.
+    """Return the frames of a video file, in display order.
 
     Raises InputMismatch for a file without a readable frame; later, at its place, for one that ends early.
     """
@@ -453,18 +453,18 @@ class Latest(Generic[T]):
                 self._changed.notify_all()
 
     def ready(self, seconds: float | None) -> bool:
-        """Whether `take` would return at once, now or within ``seconds`` (None: without limit)."""
+        """Return whether `take` would return at once, now or within ``seconds`` (None: without limit)."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._waiting) or self._ended, seconds)
 
     def take(self, seconds: float | None = None) -> T:
-        """The oldest item. Raises Late, Closed, or the error it ended with."""
+        """Return the oldest item. Raises Late, Closed, or the error it ended with."""
         with self._changed:
             self._wait(seconds)
             return self._waiting.popleft()
 
     def newest(self, seconds: float | None = None) -> T:
-        """The newest item, which stays in the queue. Raises as `take`."""
+        """Return the newest item, which stays in the queue. Raises as `take`."""
         with self._changed:
             self._wait(seconds)
             return self._waiting[-1]
@@ -483,7 +483,7 @@ LEAVE_SECONDS: Final = 1.0
 
 
 def live(frames: Iterable[Pixels], name: str = "camera", *, queue: int = KEPT, timeout: float | None = None) -> Live:
-    """A source of your own camera's frames: arrays of uint8, (height, width, 3), RGB, a new one for each.
+    """Return a source of your own camera's frames: arrays of uint8, (height, width, 3), RGB, a new one for each.
 
     ``frames`` is read in another thread, as fast as it gives them, until the source is closed (a generator is closed,
     too); its end ends the source, and its exception is raised at the frame's place (SystemExit and the like as
@@ -528,7 +528,7 @@ class Live(Source):
         return 0 if self._dropped_before is None else self._latest.dropped - self._dropped_before
 
     def first(self) -> Frame:
-        """The newest frame, once one has come. Raises InputMismatch, and what the frames end with."""
+        """Return the newest frame, once one has come. Raises InputMismatch, and what the frames end with."""
         try:
             return self._one(self._latest.newest)
         except Closed:
@@ -607,7 +607,8 @@ def camera(
     queue: int = KEPT,
     timeout: float = TIMEOUT,
 ) -> Live:
-    """The newest frames of a V4L2 device (``/dev/video0``) or of an address (``rtsp://``, ``http://``, ``tcp://`` ...).
+    """Return the newest frames of a V4L2 device (``/dev/video0``) or of an address (``rtsp://``, ``http://``,
+    ``tcp://`` ...).
 
     ``size`` (width, height), ``rate`` and ``pixel_format`` ("mjpeg", "yuyv422") are requested from a device, which may
     deliver others. ``queue`` frames wait, and the oldest is dropped. ``timeout``: seconds without a frame after which
@@ -642,12 +643,12 @@ def camera(
 
 
 def is_camera(text: str) -> bool:
-    """Whether a word names a camera, valid or not: an address, or a device."""
+    """Return whether a word names a camera, valid or not: an address, or a device."""
     return "://" in text or text.startswith(("/dev/video", "/dev/v4l/")) or Path(text).is_char_device()
 
 
 def without_password(address: str) -> str:
-    """An address as it may be shown: without a password, and without anything after "?".
+    """Return an address as it may be shown: without a password, and without anything after "?".
 
     A password may contain what ends a host. So, unless only a host precedes the first "/" (and no further address
     follows it), everything from the first ":" to the last "@" is hidden; with a "?" in between, also what follows the
@@ -800,7 +801,7 @@ def _files(words: Sequence[str]) -> list[Files]:
 
 
 def _videos(word: str) -> list[Path]:
-    """The videos that a word names: one, or those of a folder or a pattern that holds no other input."""
+    """Return the videos that a word names: one, or those of a folder or a pattern that holds no other input."""
     path = Path(word)
     if path.is_dir():
         found = sorted(path.iterdir())

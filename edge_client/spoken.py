@@ -26,7 +26,7 @@ def by_command() -> Iterator[None]:
 
 
 def either(command: str, python: str) -> str:
-    """The text for the current interface."""
+    """Return the text for the current interface."""
     return command if _commanded else python
 
 
@@ -66,12 +66,12 @@ _TIMES: Final = {"us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def size(name: str, text: str) -> float:
-    """The bytes in "64MiB". Raises SpecError naming ``name``."""
+    """Return the bytes in "64MiB". Raises SpecError naming ``name``."""
     return _parse(name, text, _SIZES, "64MiB, 500kB or a number of bytes")
 
 
 def rate(name: str, text: str) -> float:
-    """The bytes per second in "5mbit", "5 Mbit/s" or "5Mbps"."""
+    """Return the bytes per second in "5mbit", "5 Mbit/s" or "5Mbps"."""
     value = _parse(name, text, _RATES, "5mbit, 800kbit or 1gbit")
     if value <= 0:
         raise SpecError(f"{name} {text}: must be above 0")
@@ -79,7 +79,7 @@ def rate(name: str, text: str) -> float:
 
 
 def nanoseconds(name: str, text: str) -> float:
-    """The nanoseconds in "30ms"."""
+    """Return the nanoseconds in "30ms"."""
     return _parse(name, text, _TIMES, "30ms, 0.5s or 200us")
 
 

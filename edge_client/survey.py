@@ -62,7 +62,7 @@ REQUEST_SECONDS: Final = 30.0
 
 
 def asked_of_servers(codecs: Iterable[str]) -> tuple[str, ...]:
-    """Those whose decoding a server measures by itself, on frontiers of its own."""
+    """Return those whose decoding a server measures by itself, on frontiers of its own."""
     return tuple(name for name in codecs if name not in LEARNT)
 
 
@@ -126,7 +126,9 @@ def _measure(connection: Connection, ids: Iterator[int], timer: HeadTimer, cut: 
 
 
 def _decoding(connection: Connection, request_id: int, outgoing: Outgoing) -> int:
-    """Nanoseconds that the server took to decode one request. Raises what it answers with, and DeadlineExceeded."""
+    """Return nanoseconds that the server took to decode one request. Raises what it answers with, and
+    DeadlineExceeded.
+    """
     limit = ConnectionOptions().max_answer_bytes
     exchange = Exchange(
         request_id,
@@ -368,14 +370,14 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
 
 
 def _of_another_speed(edge: Profile) -> Profile:
-    """The profile of a device whose speed alone is known: without joules."""
+    """Return the profile of a device whose speed alone is known: without joules."""
     unknown = Reading.unavailable("the device that is planned for is not the one that was measured")
     cuts = tuple(replace(cut, energy=unknown) for cut in edge.cuts)
     return replace(edge, whole_energy=unknown, idle_power=unknown, cuts=cuts)
 
 
 def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> Profile:
-    """This side's profile alone, read or measured: where there is no server yet."""
+    """Return this side's profile alone, read or measured: where there is no server yet."""
 
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
     if wanted.codecs is not None:

@@ -64,7 +64,7 @@ class Comparison:
     what: str  # what was compared, in words
 
     def within(self, tolerance: float) -> bool:
-        """Whether the difference is acceptable between machines that are not alike."""
+        """Return whether the difference is acceptable between machines that are not alike."""
         return self.bits or self.largest <= tolerance
 
 
@@ -84,7 +84,7 @@ def compare(whole: Any, received: Any, find: ClassFinder) -> Comparison:
 
 
 def tolerance(dtypes: Iterable[torch.dtype], *, tf32: bool = False) -> float:
-    """The tolerance for a model and output with these dtypes; ``tf32``: float32 may have been computed with
+    """Return the tolerance for a model and output with these dtypes; ``tf32``: float32 may have been computed with
     fewer bits.
     """
     epsilons = [torch.finfo(dtype).eps for dtype in set(dtypes) if dtype.is_floating_point or dtype.is_complex]
@@ -95,14 +95,16 @@ def tolerance(dtypes: Iterable[torch.dtype], *, tf32: bool = False) -> float:
 
 
 def tolerance_between(formats: Iterable[torch.dtype], about: Mapping[str, str], device: torch.device) -> float:
-    """The tolerance for dtypes that this ``device`` and a server with this description may have computed with."""
+    """Return the tolerance for dtypes that this ``device`` and a server with this description may have
+    computed with.
+    """
     on_gpu = device.type == "cuda" or about.get("kind", "").startswith("cuda")
     tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     return tolerance(formats, tf32=on_gpu and tf32)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU, dense and contiguous: strides are no part of a value."""
+    """Return the tensor on the CPU, dense and contiguous: strides are no part of a value."""
     tensor = tensor.detach().cpu()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
@@ -117,7 +119,7 @@ def _form(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
 
 
 def _apart(whole: torch.Tensor, received: torch.Tensor) -> float:
-    """The largest difference of two tensors of one form, relative to the largest magnitude of ``whole``."""
+    """Return the largest difference of two tensors of one form, relative to the largest magnitude of ``whole``."""
     if identical(whole, received):
         return 0.0
     if whole.is_complex():
@@ -143,8 +145,8 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _top1(whole: list[torch.Tensor], received: list[torch.Tensor]) -> float | None:
-    """The share of equal top-1 classes over the last dimension of the first floating-point tensor with at least two
-    classes.
+    """Return the share of equal top-1 classes over the last dimension of the first floating-point tensor with at least
+    two classes.
     """
     for a, b in zip(whole, received, strict=True):
         if a.is_floating_point() and a.numel() and a.ndim and a.shape[-1] > 1:
@@ -203,7 +205,7 @@ class Moment:
 
 
 def _writable(tensor: torch.Tensor) -> bool:
-    """Whether a copy can be written back: no meta tensor, and no element that appears twice."""
+    """Return whether a copy can be written back: no meta tensor, and no element that appears twice."""
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         return False
     return not any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
@@ -257,7 +259,7 @@ class Share:
         self._numbers = itertools.count()
 
     def take(self) -> bool:
-        """Whether the next one is selected. Thread-safe."""
+        """Return whether the next one is selected. Thread-safe."""
         number = next(self._numbers)
         return math.ceil((number + 1) * self._share) > math.ceil(number * self._share)
 
@@ -284,7 +286,7 @@ class Kept:
         self._before = Moment(self._model, self._device)
 
     def whole(self, find: ClassFinder) -> Any:
-        """The model's output, on the CPU, as without the head; everything is restored afterwards.
+        """Return the model's output, on the CPU, as without the head; everything is restored afterwards.
 
         ``find`` finds the classes of its containers.
         """
@@ -329,13 +331,13 @@ class Witnesses:
         return Kept(self._wrapped.model, self._wrapped.device, call)
 
     def check_cut(self, cut: str, layer_id: int = -1) -> None:
-        """Raises CutRefused for a layer whose cut is disabled."""
+        """Raise CutRefused for a layer whose cut is disabled."""
         if cut in self._refused:
             where = INPUT if cut == INPUT else f"layer {layer_id} ({cut})"
             raise CutRefused(f"cannot cut after {where}: {self._refused[cut]}")
 
     def between(self, start: int | None, end: int) -> int:
-        """Nanoseconds between two stamps in which this thread ran witnesses."""
+        """Return nanoseconds between two stamps in which this thread ran witnesses."""
         runs: deque[tuple[int, int]] = getattr(self._own, "runs", deque())
         begin = end if start is None else start
         return sum(max(0, min(end, stop) - max(begin, started)) for started, stop in runs)
@@ -384,7 +386,7 @@ def _unlike(about: Mapping[str, str], device: torch.device) -> list[str]:
 
 
 def _limit(kept: Kept, whole: Any, about: Mapping[str, str], model: nn.Module, device: torch.device) -> float:
-    """The tolerance for this output, by the dtypes that both sides may have computed with."""
+    """Return the tolerance for this output, by the dtypes that both sides may have computed with."""
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(whole)[1])}
     formats |= {dtype_named(name) for _, name in kept.around["autocast"]}
     return tolerance_between(formats, about, device)

@@ -62,8 +62,8 @@ class Listener(Protocol):
     """Learns of what crosses a cut before its head has ended (`listening`), in the head's thread."""
 
     def begins(self, crossing: Crossing) -> bool:
-        """A head to this cut begins; one that began before has left its path. Returns whether to announce what is
-        final.
+        """Return a head to this cut begins; one that began before has left its path. Returns whether to announce what
+        is final.
         """
 
     def final(self, slot: int, pieces: tuple[torch.Tensor, ...]) -> None:
@@ -224,8 +224,8 @@ class Banking:
             self.found[slot] = leaf
 
     def early(self) -> EarlyOutput:
-        """The pieces of the captured storages. Raises CutRefused if the code that the head has left has written to
-        them.
+        """Return the pieces of the captured storages. Raises CutRefused if the code that the head has left has written
+        to them.
         """
         if self.versions != {slot: _version(self.found[slot]) for slot in self.versions}:
             raise CutRefused(
@@ -255,7 +255,7 @@ class Banking:
         return EarlyOutput(crossing, tuple(pieces), values, self.states, tuple(starts) if any(starts) else ())
 
     def pieces(self, number: int, crossing: Crossing) -> tuple[int, tuple[torch.Tensor, ...]]:
-        """The start of a slot's storage modulo `ALIGN`, and its pieces."""
+        """Return the start of a slot's storage modulo `ALIGN`, and its pieces."""
         slot, capture = crossing.slots[number], self.cutting.captures[number]
         whole, origin = _storage_of(slot, capture, self.found[number].detach())
         views = [whole.as_strided(piece.shape, piece.stride, origin + piece.offset) for piece in slot.pieces]
@@ -372,7 +372,7 @@ class WalkingHead(HeadSession):
 
 
 def _storage_of(slot: Slot, capture: Capture, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The memory of a slot as one flat tensor, and the element of its storage where it begins."""
+    """Return the memory of a slot as one flat tensor, and the element of its storage where it begins."""
     origin = int(tensor.storage_offset()) - capture.view.offset
     storage = tensor.untyped_storage()
     if origin < 0 or (origin + slot.elements) * slot.dtype.itemsize > storage.nbytes():
@@ -476,7 +476,7 @@ class Stub:
     counts: tuple[tuple[str, int], ...] = ()
 
     def result(self, arguments: list[torch.Tensor], device: torch.device) -> Any:
-        """The result. Raises `Diverged` for other arguments than in the plan."""
+        """Return the result. Raises `Diverged` for other arguments than in the plan."""
         tensors: list[torch.Tensor] = []
         for source in self.sources:
             if isinstance(source, TensorForm):
@@ -504,7 +504,7 @@ class Stubs:
 
     @classmethod
     def of(cls, plan: Plan, cutting: Cutting) -> Stubs:
-        """The replacements of a plan's cut, computed once."""
+        """Return the replacements of a plan's cut, computed once."""
         branch, trace = cutting.branch, plan.trace
         assert branch is not None
         begins = [op.seq for op in trace.ops]
@@ -548,7 +548,7 @@ def _stub(
     results: list[Value],
     end: int,
 ) -> Stub | None:
-    """The replacement of one call or operation.
+    """Return the replacement of one call or operation.
 
     None if a result is neither an argument nor made behind the cut, or depends on no input, so that both sides compute
     it: then the code itself runs, as far as it gets.

@@ -300,7 +300,7 @@ class WrappedModel(Runs):
         )
 
     def durations(self) -> dict[str, int]:
-        """Nanoseconds of this thread's last forward: ``head``, or ``inject`` and ``compute``, or ``whole``."""
+        """Return nanoseconds of this thread's last forward: ``head``, or ``inject`` and ``compute``, or ``whole``."""
         return dict(getattr(self._own, "durations", {}))
 
     # -- agreement ----------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ class Start:
     folder: str
 
     def config(self) -> ServerConfig:
-        """The configuration, read in the server's folder, which becomes this process's. Raises SpecError without that
-        folder.
+        """Return the configuration, read in the server's folder, which becomes this process's. Raises SpecError without
+        that folder.
         """
         try:
             os.chdir(self.folder)
@@ -76,11 +76,11 @@ class Start:
         return config
 
     def read(self) -> ServerConfig:
-        """The configuration according to its files now. Raises SpecError."""
+        """Return the configuration according to its files now. Raises SpecError."""
         return configure(parser().parse_args(self.words))
 
     def stamp(self, config: ServerConfig, number: int | None = None) -> str:
-        """A stamp of the files that a process reads when it starts: a model's replica (``number``), or a front.
+        """Return a stamp of the files that a process reads when it starts: a model's replica (``number``), or a front.
 
         A new deployment replaces the processes whose files have changed.
         """
@@ -153,7 +153,7 @@ class Doorway:
 
 
 def build(config: ServerConfig, start: Start) -> serve.Application:
-    """The application. Raises SpecError for what is not supported (`refused`)."""
+    """Return the application. Raises SpecError for what is not supported (`refused`)."""
     passport.check(config)
     scale, wait = config.scale, config.limits.drain_seconds + SPARE_SECONDS
     replicas: dict[str, Any] = {"num_replicas": scale.min_replicas}
@@ -213,7 +213,7 @@ def application(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def group_names(config: ServerConfig) -> list[str]:
-    """The group of each configured model's replicas: the model's id, with ``-2`` for its second version."""
+    """Return the group of each configured model's replicas: the model's id, with ``-2`` for its second version."""
     names: list[str] = []
     for entry in config.models:
         base = re.sub(r"[^A-Za-z0-9_-]", "_", entry.spec.model_id) or "model"
@@ -249,14 +249,14 @@ class RayFinder:
         return list(self._handles)
 
     def find(self, group: str, session: str) -> Place:
-        """The replica for ``session``. Raises ServerUnavailable."""
+        """Return the replica for ``session``. Raises ServerUnavailable."""
         try:
             return Place.of(self._handles[group].options(session_id=session).place.remote().result(timeout_s=SECONDS))
         except _FAILURES as error:
             raise ServerUnavailable(f"no replica of {group} answers: {_line(error)}") from error
 
     def all(self, group: str, metrics: bool) -> list[Place]:
-        """All replicas that answer."""
+        """Return all replicas that answer."""
         try:
             asked = self._handles[group].broadcast("place", metrics)
             said = asked.results(timeout_s=SECONDS, return_exceptions=True)

@@ -47,11 +47,11 @@ class Finder(Protocol):
         ...
 
     def find(self, group: str, session: str) -> Place:
-        """The replica for ``session``. Raises ServerUnavailable."""
+        """Return the replica for ``session``. Raises ServerUnavailable."""
         ...
 
     def all(self, group: str, metrics: bool) -> list[Place]:
-        """All replicas that can be reached now."""
+        """Return all replicas that can be reached now."""
         ...
 
 
@@ -89,7 +89,7 @@ class Census:
                 yield place.replica, place.metrics
 
     def groups(self, caller: Caller) -> list[str]:
-        """The groups that answer and serve what the caller may use. Raises ServerUnavailable if none of them
+        """Return the groups that answer and serve what the caller may use. Raises ServerUnavailable if none of them
         answers.
         """
         wanted = [one for one in self._finder.groups if not (ids := self._models(one)) or _may(caller, ids)]
@@ -99,11 +99,11 @@ class Census:
         return found
 
     def any(self, caller: Caller) -> str:
-        """One of these groups, for what every replica can answer."""
+        """Return one of these groups, for what every replica can answer."""
         return (self.groups(caller) or self._finder.groups)[-1]
 
     def group(self, caller: Caller, model_id: str, weights: str = "") -> str:
-        """The group that serves the model, in the version with these weights or else in the last one.
+        """Return the group that serves the model, in the version with these weights or else in the last one.
 
         Raises UnknownModel if there is none, or the caller may not use it; ServerUnavailable if not all groups are
         known.
@@ -123,7 +123,7 @@ class Census:
         return (same or [group for group, _ in serving])[-1]
 
     def _models(self, group: str) -> set[str]:
-        """The ids of what it serves; empty if it has never answered."""
+        """Return the ids of what it serves; empty if it has never answered."""
         return {id for place in self._places.get(group, []) for id, _ in place.models}
 
     def _replicas(self) -> set[str]:

@@ -39,7 +39,7 @@ _REASON: Final = re.compile(r"^(?:ray\.exceptions\.\w+: )?(?:\w+\.)*errors\.(\w+
 
 
 def check_installed() -> None:
-    """Raises SpecError without Ray. Does not load it, because Ray reads the environment then (`_settle`)."""
+    """Raise SpecError without Ray. Does not load it, because Ray reads the environment then (`_settle`)."""
     if importlib.util.find_spec("ray") is None:
         raise SpecError(MISSING)
 
@@ -92,7 +92,7 @@ def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
 
 
 def _check_answers(address: str) -> None:
-    """Raises SpecError if there is no server at ``HOST:PORT``; Ray itself would wait for minutes."""
+    """Raise SpecError if there is no server at ``HOST:PORT``; Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not (host and port.isdigit()):
         return  # Ray's other ways to say where
@@ -105,7 +105,7 @@ def _check_answers(address: str) -> None:
 
 
 def _cpus(config: ServerConfig) -> int:
-    """The processors for all replicas, including those during an update. Ray does not check them against the
+    """Return the processors for all replicas, including those during an update. Ray does not check them against the
     machine.
     """
     most = config.scale.max_replicas
@@ -171,7 +171,7 @@ def _deploy_again(start: Start) -> None:
 
 
 def _why(error: BaseException | None, seconds: float) -> IsthmusError:
-    """Why a replica could not start, according to Ray Serve."""
+    """Return why a replica could not start, according to Ray Serve."""
     from ray import serve
 
     application = serve.status().applications.get(APPLICATION)

@@ -164,7 +164,7 @@ class Front:
     # What the interceptor asks
 
     def check_open(self) -> None:
-        """Raises ServerUnavailable while draining."""
+        """Raise ServerUnavailable while draining."""
         if self._draining:
             raise ServerUnavailable("this front is draining: connect again")
 

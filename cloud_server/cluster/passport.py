@@ -37,7 +37,7 @@ MAX_CHARACTERS = 6000
 
 
 def stamp(caller: Caller, secret: str) -> list[tuple[str, str]]:
-    """The metadata of a call that is passed on for ``caller``. Raises NotAuthenticated if it is too long."""
+    """Return the metadata of a call that is passed on for ``caller``. Raises NotAuthenticated if it is too long."""
     text = json.dumps({"peer": caller.peer, "identity": caller.identity, **_changed(caller.policy)})
     if len(text) > MAX_CHARACTERS:
         raise NotAuthenticated(
@@ -48,7 +48,7 @@ def stamp(caller: Caller, secret: str) -> list[tuple[str, str]]:
 
 
 def _changed(policy: Policy) -> dict[str, object]:
-    """The fields that differ from the default policy."""
+    """Return the fields that differ from the default policy."""
     return {
         each.name: getattr(policy, each.name)
         for each in dataclasses.fields(Policy)
@@ -72,7 +72,7 @@ class Passports(Register):
             raise NotAuthenticated("this is a replica's private port: clients connect to the front")
 
     def caller(self, peer: str, shown: Credentials) -> Caller:
-        """The caller that the front names. Raises NotAuthenticated."""
+        """Return the caller that the front names. Raises NotAuthenticated."""
         self.check(shown)
         try:
             said: dict[str, Any] = json.loads(shown.passport)
@@ -90,14 +90,14 @@ COUNTED = ("max_in_flight", "max_bytes", "requests_per_minute", "bytes_per_minut
 
 
 def check(config: ServerConfig) -> None:
-    """Raises SpecError that names everything that is not supported."""
+    """Raise SpecError that names everything that is not supported."""
     found = list(refused(config))
     if found:
         raise SpecError("--on ray: " + "; ".join(found))
 
 
 def refused(config: ServerConfig) -> Iterator[str]:
-    """One text for each setting that is not supported, with an alternative."""
+    """Yield one text for each setting that is not supported, with an alternative."""
     if config.worker_processes:
         yield "worker_processes: every replica is a process already; say how many with --replicas"
     if config.reuse_port:
@@ -124,7 +124,7 @@ def refused(config: ServerConfig) -> Iterator[str]:
 
 
 def several(config: ServerConfig) -> str:
-    """Why no identity may have a limit that must be counted."""
+    """Return why no identity may have a limit that must be counted."""
     return (
         f"{len(config.models)} models are served: each model's replicas count for themselves; serve one model to an "
         "application, or leave the bound out"
@@ -139,7 +139,7 @@ def bounds(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def counted(policy: Policy) -> str:
-    """The first limit that must be counted; empty if there is none."""
+    """Return the first limit that must be counted; empty if there is none."""
     return next((name for name in COUNTED if getattr(policy, name)), "")
 
 
@@ -205,7 +205,7 @@ def private_folder() -> Iterator[Path]:
 
 
 def channel(place: Place) -> grpc.Channel:
-    """A channel to a replica, with a connection for every stream, so that none waits behind another."""
+    """Return a channel to a replica, with a connection for every stream, so that none waits behind another."""
     options: list[tuple[str, int | str]] = [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),

@@ -82,7 +82,7 @@ class ProxiedCall:
         return time.monotonic() < self.leave + TELL_BEATS * self.beat
 
     def holding(self, idle_seconds: float) -> Holding[ProxiedCall]:
-        """A call, for eviction: those whose client does not fetch go first, the longest first."""
+        """Return a call, for eviction: those whose client does not fetch go first, the longest first."""
         is_idle = self.is_sending and time.monotonic() - self.since > idle_seconds
         return Holding(self, self.party, 1, (not self.is_sending, self.since), is_idle)
 
@@ -178,7 +178,7 @@ class ProxiedCalls:
                     stay.leave = time.monotonic()
 
     def under_way(self) -> bool:
-        """Whether any client waits for answers."""
+        """Return whether any client waits for answers."""
         with self._lock:
             return any(stay.under_way for stay in self._stays)
 
@@ -198,7 +198,7 @@ DRAINING: Final = wire.draining().SerializeToString()
 
 
 def key(caller: Caller, client_id: str) -> str:
-    """The key by which the replica of a session is chosen."""
+    """Return the key by which the replica of a session is chosen."""
     return caller.account if counted(caller.policy) else f"{caller.account}/{client_id}"
 
 
@@ -218,7 +218,7 @@ class Relay:
     # Streams
 
     def session(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """A stream of requests."""
+        """Yield a stream of requests."""
         try:
             caller = self._auth.caller(context)
             first, hello = self._hello(incoming, context)
@@ -231,7 +231,7 @@ class Relay:
             self._auth.refuse(SESSION, context, error)
 
     def _hello(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> tuple[bytes, split_pb2.Hello]:
-        """The first frame, raw and parsed. Raises BadFrame, and the error that ends a waiting call."""
+        """Return the first frame, raw and parsed. Raises BadFrame, and the error that ends a waiting call."""
         with self._greeting.place(self._auth.caller(context).address, context.cancel) as place:
             try:
                 first = next(incoming, b"")
@@ -270,7 +270,7 @@ class Relay:
                 yield from self._answers(stay, context)
 
     def _answers(self, stay: ProxiedCall, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The replica's frames, until either side ends the call."""
+        """Yield the replica's frames, until either side ends the call."""
         if not context.add_callback(stay.call.cancel):
             stay.call.cancel()
         try:
@@ -300,7 +300,7 @@ class Relay:
         stay.is_sending = False
 
     def probe(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """A stream that measures the link to a replica."""
+        """Yield a stream that measures the link to a replica."""
         try:
             caller = self._auth.caller(context)
             frames = _until_broken(incoming)
@@ -313,7 +313,7 @@ class Relay:
     def list_models(
         self, request: split_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> split_pb2.ListModelsReply:
-        """The models that this caller may use."""
+        """Return the models that this caller may use."""
         reply = split_pb2.ListModelsReply(unix_seconds=int(time.time()))
         try:
             for said in self.ask_groups(LIST_MODELS, request, context):
@@ -323,8 +323,8 @@ class Relay:
         return reply
 
     def ask_groups(self, method: str, request: Message, context: grpc.ServicerContext) -> list[bytes]:
-        """A replica's answer for each group that serves what the caller may use. Raises ServerUnavailable if none
-        answers.
+        """Return a replica's answer for each group that serves what the caller may use. Raises ServerUnavailable if
+        none answers.
         """
         caller, found, error = self._auth.caller(context), [], None
         for group in self._census.groups(caller):
@@ -342,7 +342,7 @@ class Relay:
         return found
 
     def one_message(self, method: str, request: Message, context: grpc.ServicerContext) -> Generator[bytes, None, None]:
-        """A call of one message that names a model; yields the answers."""
+        """Yield a call of one message that names a model; yields the answers."""
         try:
             caller = self._auth.caller(context)
             wanted: Any = request
@@ -420,7 +420,7 @@ def _until_broken(incoming: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def only(answers: Generator[bytes, None, None]) -> bytes:
-    """The only message of an answer, which ends the call."""
+    """Return the only message of an answer, which ends the call."""
     with closing(answers):
         return next(answers)
 
@@ -510,7 +510,7 @@ class InferenceRelay:
         return grpc.unary_unary_rpc_method_handler(about, request_deserializer=read)
 
     def index(self, asked: pb.RepositoryIndexRequest, context: grpc.ServicerContext) -> bytes:
-        """The models that this caller may use, each once."""
+        """Return the models that this caller may use, each once."""
         method, found = f"/{INFERENCE}/RepositoryIndex", pb.RepositoryIndexResponse()
         try:
             for said in self._relay.ask_groups(method, asked, context):
@@ -537,7 +537,7 @@ class InferenceRelay:
 
 
 def _model_of(data: bytes) -> str:
-    """The model that a ModelInferRequest names; a replica parses the rest. Raises BadFrame."""
+    """Return the model that a ModelInferRequest names; a replica parses the rest. Raises BadFrame."""
     try:
         return frames.text(data, pb.ModelInferRequest.MODEL_NAME_FIELD_NUMBER, MAX_FIELDS)
     except DecodeError as error:
@@ -545,7 +545,7 @@ def _model_of(data: bytes) -> str:
 
 
 def _alone(asked: Any, answer: Callable[[], Any]) -> grpc.RpcMethodHandler[Any, Any]:
-    """A method that a front answers itself."""
+    """Return a method that a front answers itself."""
     return grpc.unary_unary_rpc_method_handler(
         lambda _, context: answer().SerializeToString(), request_deserializer=asked.FromString
     )

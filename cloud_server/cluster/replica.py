@@ -32,7 +32,7 @@ PENDING = "pending"
 
 
 def by_pending(context: Any) -> tuple[int, dict[str, Any]]:
-    """A scaling policy for Ray Serve (``ray.serve.config.AutoscalingContext``), which applies its own delays and
+    """Return a scaling policy for Ray Serve (``ray.serve.config.AutoscalingContext``), which applies its own delays and
     limits.
 
     Its ``target_ongoing_requests`` is `Scale.target_pending`. Nothing changes until a replica has reported.
@@ -77,7 +77,7 @@ class Replica:
         }
 
     def pending(self) -> int:
-        """The number of requests in progress."""
+        """Return the number of requests in progress."""
         return self.core.load().pending
 
     def drain(self) -> bool:

@@ -125,7 +125,7 @@ class Change:
 
 
 def stamp(entry: ModelEntry) -> Stamp:
-    """A stamp of a model's files, which changes if one is replaced or written to."""
+    """Return a stamp of a model's files, which changes if one is replaced or written to."""
     found = []
     for path in (*entry.spec.weights, *([entry.spec.selection] if entry.spec.selection else [])):
         try:
@@ -137,7 +137,7 @@ def stamp(entry: ModelEntry) -> Stamp:
 
 
 def name_of(entry: ModelEntry) -> str:
-    """The model's name without its version."""
+    """Return the model's name without its version."""
     return entry.spec.model_id.partition(":")[0]
 
 
@@ -151,12 +151,12 @@ def freeze() -> None:
 
 
 def unloaded(name: str) -> IsthmusError:
-    """The error of requests for an unloaded model."""
+    """Return the error of requests for an unloaded model."""
     return UnknownModel(f'model "{name}" was unloaded on this server; ask again when it is back')
 
 
 def replaced(mine: Identity, theirs: Identity) -> IsthmusError:
-    """The error for a client of a model that was replaced."""
+    """Return the error for a client of a model that was replaced."""
     what = "weights" if mine.weights_hash != theirs.weights_hash else "structure, plan or settings"
     digests = f': client "{mine.weights_hash}", server "{theirs.weights_hash}"' if what == "weights" else ""
     return Disagreement(
@@ -325,7 +325,7 @@ class Fleet(Mapping[str, Version]):
             self._shed(version)
 
     def _check_size(self, loaded: Loaded) -> None:
-        """Raises SpecError for a model that exceeds the limit even alone."""
+        """Raise SpecError for a model that exceeds the limit even alone."""
         for device, nbytes in loaded.nbytes.items():
             if nbytes > self._most:
                 name = loaded.entry.spec.model_id

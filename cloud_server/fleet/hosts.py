@@ -33,7 +33,7 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 
 
 def devices_of(text: str) -> list[torch.device]:
-    """The devices that ``text`` lists, such as "cuda:0,cuda:1"; one listed twice gets two copies of each model.
+    """Return the devices that ``text`` lists, such as "cuda:0,cuda:1"; one listed twice gets two copies of each model.
 
     Raises SpecError.
     """
@@ -53,7 +53,7 @@ FULL = 0.8
 
 
 def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[Placed]:
-    """Where to place a model on a server whose devices are ``server``.
+    """Return where to place a model on a server whose devices are ``server``.
 
     ``divided``: its weights are divided among processes in any case. Raises SpecError, also for devices that differ:
     the answer would depend on where a request runs.
@@ -84,7 +84,7 @@ def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[Pla
 
 
 def _is_too_large(entry: ModelEntry, device: torch.device) -> bool:
-    """Whether a device has no room for the weights, and the spec has what is needed to load parts of them."""
+    """Return whether a device has no room for the weights, and the spec has what is needed to load parts of them."""
     free = devices.free(device)
     if free is None or entry.only or entry.tails or entry.compile or entry.spec.example() is None:
         return False
@@ -114,7 +114,7 @@ class Resident(Generic[T]):
     load_seconds: float
 
     def stays(self, now: float) -> bool:
-        """Whether it may not be evicted yet."""
+        """Return whether it may not be evicted yet."""
         return now - self.arrived < max(STAYS_SECONDS, STAYS * self.load_seconds)
 
     @property
@@ -123,15 +123,15 @@ class Resident(Generic[T]):
         return max(self.users.values(), default=self.arrived)
 
     def recent(self, now: float) -> list[str]:
-        """The accounts that use it."""
+        """Return the accounts that use it."""
         return [account for account, at in self.users.items() if now - at < RECENT_SECONDS]
 
 
 def room_for(
     account: str, needed: Mapping[str, int], residents: Sequence[Resident[T]], limit: float, turn: float, now: float
 ) -> list[T] | None:
-    """The models to evict so that ``account`` can have a model of so many bytes on each device, at most ``limit`` on
-    one.
+    """Return the models to evict so that ``account`` can have a model of so many bytes on each device, at most
+    ``limit`` on one.
 
     None if that is impossible now. ``turn``: seconds.
     """
@@ -152,7 +152,7 @@ def room_for(
 def _next(
     account: str, device: str, nbytes: int, here: Sequence[Resident[T]], limit: float, turn: float, now: float
 ) -> list[Resident[T]]:
-    """The models to evict next on a device; empty if none may be."""
+    """Return the models to evict next on a device; empty if none may be."""
     free = sorted((one for one in here if not one.stays(now)), key=lambda one: one.used)
     unused = [one for one in free if not one.recent(now)]
     if unused:
@@ -178,7 +178,7 @@ def _next(
 
 
 def _holders(here: Sequence[Resident[T]], device: str, now: float) -> dict[int, Party]:
-    """The account that each model counts for: of its recent users the one with the least, so that sharing costs
+    """Return the account that each model counts for: of its recent users the one with the least, so that sharing costs
     nothing.
     """
     holds: Counter[str] = Counter()

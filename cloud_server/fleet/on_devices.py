@@ -152,7 +152,7 @@ class Replicated(_Several):
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """The profile of one replica, which counts as busy meanwhile."""
+        """Return the profile of one replica, which counts as busy meanwhile."""
         with self._least() as engine:
             return engine.profile(warmup, repetitions, seconds, on_progress, codecs)
 
@@ -202,7 +202,9 @@ class Parted(_Several):
         return tuple(self._cuts[1:])
 
     def _way(self, begin: str, last: str | None) -> range:
-        """The numbers of the parts from the cut ``begin`` to ``last`` (None: the model's end). Raises CutRefused."""
+        """Return the numbers of the parts from the cut ``begin`` to ``last`` (None: the model's end). Raises
+        CutRefused.
+        """
         found = self._begins.get(begin), len(self._engines) - 1 if last is None else self._ends.get(last)
         for name, at in zip((begin, last), found, strict=True):
             if at is None:
@@ -287,7 +289,7 @@ class Parted(_Several):
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """The profile of the whole model on the first device, which reads the other weights from their files."""
+        """Return the profile of the whole model on the first device, which reads the other weights from their files."""
         return self._engines[0].profile(warmup, repetitions, seconds, on_progress, codecs)
 
 
@@ -296,7 +298,7 @@ def _begin(crossing: Crossing) -> str:
 
 
 def _moved(engine: Engine, computed: Computed | Parcel) -> memoryview:
-    """A payload in the memory of the next part."""
+    """Return a payload in the memory of the next part."""
     memory, done = engine.allocate(computed.nbytes), 0
     for buffer in computed.buffers:
         if buffer.nbytes:
@@ -410,7 +412,7 @@ class _Between:
 
 
 def on_devices(engines: Sequence[Engine], parted: bool) -> Engine:
-    """One engine for a model that several devices have: copies of it, or its parts in order."""
+    """Return one engine for a model that several devices have: copies of it, or its parts in order."""
     if len(engines) == 1:
         return engines[0]
     return Parted(engines) if parted else Replicated(engines)

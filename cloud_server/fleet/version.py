@@ -63,7 +63,7 @@ class Keeper(Protocol):
 
 
 def unpinned(home: Home) -> bool:
-    """Whether no request needs these weights."""
+    """Return whether no request needs these weights."""
     return not home.pins
 
 
@@ -298,7 +298,7 @@ class Version:
         return self._ended is not None
 
     def _is_free(self, home: Home) -> bool:
-        """Whether nothing needs these weights, or others have replaced them."""
+        """Return whether nothing needs these weights, or others have replaced them."""
         return not home.pins or self._home is not home
 
     def _remember(self) -> None:
@@ -327,7 +327,7 @@ class Version:
             self._parked.pop(parked, None)
 
     def _absence(self) -> IsthmusError:
-        """Why it cannot compute now."""
+        """Return why it cannot compute now."""
         if self._ended is not None:
             return self._ended()
         if self._failed is not None:
@@ -355,7 +355,7 @@ class Version:
         return home.loaded.engine.batching
 
     def manifest(self) -> Manifest:
-        """The facts behind its digests, also without weights in memory."""
+        """Return the facts behind its digests, also without weights in memory."""
         return self._manifest if self._manifest is not None else self._engine().manifest()
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -363,8 +363,8 @@ class Version:
         return room_for(nbytes) if home is None else home.loaded.engine.allocate(nbytes)
 
     def _admitting(self) -> Engine | None:
-        """The engine that checks a request; None if only what needs no model can be checked. Raises if requests are
-        refused.
+        """Return the engine that checks a request; None if only what needs no model can be checked. Raises if requests
+        are refused.
         """
         if self._ended is not None:
             raise self._ended()

@@ -78,14 +78,14 @@ AT_ONCE = 4096
 
 
 def dtype_of(name: str, where: str) -> torch.dtype:
-    """The torch type of a datatype. Raises InputMismatch for an unknown one."""
+    """Return the torch type of a datatype. Raises InputMismatch for an unknown one."""
     if name not in DTYPES:
         raise InputMismatch(f"{where}: datatype {name[:40]!r}; there are {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def count(shape: Sequence[int], where: str) -> int:
-    """The number of elements of a client's shape. Raises BadFrame."""
+    """Return the number of elements of a client's shape. Raises BadFrame."""
     if len(shape) > 32 or any(size < 0 for size in shape):
         raise BadFrame(f"{where}: the shape {list(shape)[:32]} is none: up to 32 sizes that are not negative")
     if math.prod(max(size, 1) for size in shape) >= MOST:
@@ -115,8 +115,8 @@ def pack(values: Sequence[Any], datatype: str, where: str, *, finite: bool = Fal
 
 
 def unpack(data: memoryview, datatype: str) -> Iterator[list[Any]]:
-    """The reverse of `pack`, `AT_ONCE` elements at a time. Raises KeyError for datatypes whose elements are always
-    bytes.
+    """Return the reverse of `pack`, `AT_ONCE` elements at a time. Raises KeyError for datatypes whose elements are
+    always bytes.
     """
     found = np.frombuffer(data, dtype=NUMPY[datatype])
     return (found[at : at + AT_ONCE].tolist() for at in range(0, len(found), AT_ONCE))
@@ -252,7 +252,7 @@ def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> S
 
 
 def _check_input_shapes(query: Query, inputs: Sequence[str], crossing: Crossing) -> None:
-    """Raises InputMismatch if the head's inputs had other shapes than the ones that this tail was prepared for.
+    """Raise InputMismatch if the head's inputs had other shapes than the ones that this tail was prepared for.
 
     The shapes of what crosses do not always tell, and the tail may use the inputs' shapes. BadFrame for a malformed
     parameter.
@@ -273,7 +273,7 @@ def _check_input_shapes(query: Query, inputs: Sequence[str], crossing: Crossing)
 
 
 def _coded(query: Query) -> dict[str, tuple[str, Coded]]:
-    """The encoded inputs by name: the codec, and its output. Raises BadFrame, InputMismatch."""
+    """Return the encoded inputs by name: the codec, and its output. Raises BadFrame, InputMismatch."""
     text = str(query.parameters.get(CODECS, "{}"))
     inputs = {one.name: one for one in query.inputs}
     found = {}
@@ -304,7 +304,8 @@ def _as_if_from(identity: Identity, crossing: Crossing, parcel: Parcel) -> Sendi
 def _tensors(
     query: Query, inputs: list[list[Any]], max_bytes: int, coded: Container[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """The inputs of a request by name, in the order of ``inputs`` ([name, dtype, shape] of each; sizes may differ).
+    """Return the inputs of a request by name, in the order of ``inputs`` ([name, dtype, shape] of each; sizes may
+    differ).
 
     Those that are ``coded`` are checked, and left out.
     """
@@ -336,7 +337,7 @@ def _tensors(
 
 
 def described(identity: Identity, cut: str | None = None) -> Mapping[str, Any]:
-    """The names of a model's inputs and outputs, or of those of the tail behind a cut.
+    """Return the names of a model's inputs and outputs, or of those of the tail behind a cut.
 
     Raises CutRefused, with the reason, if there are none, and UnknownModel for a tail that is not served.
     """
@@ -355,7 +356,7 @@ def described(identity: Identity, cut: str | None = None) -> Mapping[str, Any]:
 
 
 def fits(query: Query, identity: Identity) -> bool:
-    """Whether the shapes are among those that the model was seen to accept."""
+    """Return whether the shapes are among those that the model was seen to accept."""
     shapes = {name: shape for name, _, shape in identity.form.get("inputs", ())}
     return all(
         len(one.shape) == len(shapes.get(one.name, ()))
@@ -375,20 +376,20 @@ def _by_name(query: Query, wanted: list[str]) -> dict[str, Named]:
 
 
 def _tensor(one: Named, dtype: torch.dtype) -> torch.Tensor:
-    """A read-only tensor on the elements in place."""
+    """Return a read-only tensor on the elements in place."""
     if not one.data.nbytes:
         return torch.empty(one.shape, dtype=dtype)
     return borrowed(one.data).view(dtype).reshape(one.shape)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of row-major order, in elements."""
+    """Return the strides of row-major order, in elements."""
     return tuple(math.prod(max(size, 1) for size in shape[at + 1 :]) for at in range(len(shape)))
 
 
 @lru_cache(256)
 def _crossing(example: str, forms: tuple[TensorForm, ...]) -> Crossing:
-    """The description of the example's cut "input", for inputs of these forms, which all cross completely."""
+    """Return the description of the example's cut "input", for inputs of these forms, which all cross completely."""
     known = decode(example.encode())
     views = [View(form.shape, form.stride, 0) for form in forms]
     pairs = list(enumerate(zip(forms, views, strict=True)))

@@ -91,7 +91,7 @@ class Held:
         self._holds: dict[Hold, None] = {}
 
     def hold(self, party: Party, leave: Callable[[], object]) -> Hold:
-        """A `Hold` that holds nothing yet."""
+        """Return a `Hold` that holds nothing yet."""
         return Hold(self, party, leave)
 
     @property
@@ -201,7 +201,7 @@ class Asking:
             self._session.spent(time.thread_time() - began)
 
     def answer(self, sending: Sending, deadline_seconds: float | None) -> tuple[split_pb2.ReplyHeader, memoryview]:
-        """The reply and its payload. Raises the request's error."""
+        """Return the reply and its payload. Raises the request's error."""
         began = time.thread_time()
         self._send(sending, deadline_seconds)
         self._session.spent(time.thread_time() - began)
@@ -253,7 +253,7 @@ class Asking:
 
 
 def _error(failed: split_pb2.RequestFailed) -> IsthmusError:
-    """A failure as an error of this side, without its cause."""
+    """Return a failure as an error of this side, without its cause."""
     kind = by_name(failed.error)
     error = kind(failed.message)
     if failed.retry_after_ms:
@@ -324,7 +324,7 @@ class _Statistics:
             known.executions += 1 / max(1, reply.batch_size)
 
     def of(self, model: str) -> dict[str, Any]:
-        """The counts in Triton's form."""
+        """Return the counts in Triton's form."""
         with self._lock:
             known = self._models.get(model, _ModelStatistics())
             parts = {name: {"count": known.counts[name], "ns": known.ns[name]} for name in PARTS}
@@ -365,11 +365,11 @@ class Inference:
         return self._ready() and not self.core.draining
 
     def server(self) -> dict[str, Any]:
-        """The server's description."""
+        """Return the server's description."""
         return {"name": NAME, "version": __version__, "extensions": list(EXTENSIONS)}
 
     def index(self, caller: Caller) -> list[dict[str, str]]:
-        """The models that ``caller`` may use, including those that are not served now."""
+        """Return the models that ``caller`` may use, including those that are not served now."""
         fleet = self.core.fleet
         states = dict.fromkeys(self.core.engines, ("READY", "")) if fleet is None else fleet.states()
         found = []
@@ -407,8 +407,8 @@ class Inference:
         self._managed(caller, name).unload(name)
 
     def _managed(self, caller: Caller, name: str) -> Fleet:
-        """The fleet, if the caller may manage it. Raises AccessRefused, and UnknownModel for a model that the caller
-        may not use.
+        """Return the fleet, if the caller may manage it. Raises AccessRefused, and UnknownModel for a model that the
+        caller may not use.
         """
         if not caller.policy.manage:
             raise AccessRefused(f'identity "{caller.identity}" may not load or unload models here (manage)')
@@ -420,7 +420,7 @@ class Inference:
         return self.core.fleet
 
     def engine(self, caller: Caller, name: str, version: str = "", weights_hash: str = "") -> Engine:
-        """A model's engine: without a version the newest, or the one with these weights. Raises UnknownModel."""
+        """Return a model's engine: without a version the newest, or the one with these weights. Raises UnknownModel."""
         known = self.core.engines_for(caller)
         name, _ = self._tail_of(name)
         newest = version_of(known, name, weights_hash)
@@ -434,7 +434,7 @@ class Inference:
         return engines[version]
 
     def describe(self, caller: Caller, name: str, version: str = "") -> ModelInfo:
-        """A model's description. Raises UnknownModel, and CutRefused for a model without named inputs."""
+        """Return a model's description. Raises UnknownModel, and CutRefused for a model without named inputs."""
         identity = self.engine(caller, name, version).identity
         cut = self._tail_of(name)[1]
         form = described(identity, cut)
@@ -449,7 +449,7 @@ class Inference:
         return (name, None) if not at or name in self.core.engines else (base, cut)
 
     def asking(self, caller: Caller, on_drop: Callable[[], object]) -> Asking:
-        """A place for one request. Raises ServerUnavailable."""
+        """Return a place for one request. Raises ServerUnavailable."""
         return Asking(self.core, caller, on_drop)
 
     def infer(self, asking: Asking, query: Query, deadline_seconds: float | None = None) -> Result:
@@ -487,7 +487,7 @@ def _infos(entries: list[list[Any]]) -> tuple[TensorInfo, ...]:
 
 
 def _shorter(seconds: float | None, microseconds: Value | None) -> float | None:
-    """The shorter time limit in seconds; ``timeout`` is Triton's parameter."""
+    """Return the shorter time limit in seconds; ``timeout`` is Triton's parameter."""
     if microseconds is None or microseconds == 0:
         return seconds
     if type(microseconds) is not int or not 0 <= microseconds <= 1000 * MOST_MS:
@@ -510,7 +510,7 @@ def _of_tail(reply: split_pb2.ReplyHeader) -> dict[str, Value]:
 
 
 def _result(query: Query, version: str, reply: split_pb2.ReplyHeader, payload: memoryview) -> Result:
-    """The outputs by name, and what else the model returns as parameters."""
+    """Return the outputs by name, and what else the model returns as parameters."""
     structure, tensors = Parcel.tensors(reply.header, payload)
     found: dict[str, Named] = {}
     parameters: dict[str, Value] = {}

@@ -52,8 +52,8 @@ ALL = "all"
 def form_of(
     plan: Plan, wrapped: WrappedModel, args: tuple[Any, ...], kwargs: dict[str, Any], tails: Sequence[str] = ()
 ) -> Form:
-    """The form of a model's example, on which ``plan`` was made, and of the ``tails`` behind these cuts. Runs the
-    model.
+    """Return the form of a model's example, on which ``plan`` was made, and of the ``tails`` behind these cuts. Runs
+    the model.
 
     Raises UnknownLayer for a cut that does not exist.
     """
@@ -74,7 +74,9 @@ def form_of(
 
 
 def _tail_form(plan: Plan, name: str, inputs: Sequence[str], sizes: Sequence[OtherSizes], *, refuses: bool) -> Form:
-    """The form of the tail behind a cut. Raises CutRefused, unless ``refuses`` is set: then its entry says so."""
+    """Return the form of the tail behind a cut. Raises CutRefused, unless ``refuses`` is set: then its entry
+    says so.
+    """
     try:
         crossing = plan.cutting(name)[1]
         named = named_crossing(crossing, inputs)
@@ -110,7 +112,9 @@ def _form_of(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _tried(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) -> tuple[list[Any], list[list[Any]]]:
-    """The inputs' shapes, and the outputs' names, dtypes and shapes, with -1 where a size was seen to be free."""
+    """Return the inputs' shapes, and the outputs' names, dtypes and shapes, with -1 where a size was seen to
+    be free.
+    """
     began, state = time.monotonic(), PythonState(model)
     try:
         with buffers_kept(model), torch.no_grad(), devices.forked():
@@ -155,7 +159,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _run(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) -> tuple[Structure, list[torch.Tensor]]:
-    """The outputs on copies of these tensors, because a model may write to its inputs."""
+    """Return the outputs on copies of these tensors, because a model may write to its inputs."""
     args, kwargs = unflatten(structure, [one.clone() for one in tensors])
     return flatten(model(*args, **kwargs))
 

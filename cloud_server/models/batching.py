@@ -119,7 +119,7 @@ class BatchedTails:
             one.made, one.took_ns = own, took
 
     def _at_one_cut(self, parts: list[_Begun]) -> list[_Begun]:
-        """The requests that are at the latest cut, or have run on to it. The others are computed alone."""
+        """Return the requests that are at the latest cut, or have run on to it. The others are computed alone."""
         last = max((one.joinable for one in parts if one.joinable is not None), key=lambda one: one.position)
         found = []
         for one in parts:

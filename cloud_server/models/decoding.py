@@ -50,7 +50,7 @@ class DecodingSession(Protocol):
         ...
 
     def fork(self) -> DecodingSession:
-        """A copy, which can be continued independently."""
+        """Return a copy, which can be continued independently."""
         ...
 
 
@@ -163,7 +163,7 @@ class ModelSession:
         return self._lost or self._tails.closed
 
     def step(self, header: bytes, payload: memoryview) -> Computed:
-        """Raises ModelFailed with the model's error as cause, and SessionLost."""
+        """Raise ModelFailed with the model's error as cause, and SessionLost."""
         step = BegunStep(self._tails, self, header, payload)
         try:
             step.run()
@@ -174,7 +174,7 @@ class ModelSession:
         return step.end()
 
     def fork(self) -> ModelSession:
-        """Raises SessionLost, and ModelFailed with the model's error as cause."""
+        """Raise SessionLost, and ModelFailed with the model's error as cause."""
         try:
             made = ModelSession(self._tails, self.cut, self.held().fork())
         except IsthmusError:
@@ -190,14 +190,14 @@ class ModelSession:
             session.close()
 
     def held(self) -> DecodingSession:
-        """The state. Raises SessionLost."""
+        """Return the state. Raises SessionLost."""
         self.check_model()
         if self._session is None:
             raise SessionLost(self.lost or "it was closed")
         return self._session
 
     def check_model(self) -> None:
-        """Raises SessionLost if weights had changed since it began: what they computed must not be continued."""
+        """Raise SessionLost if weights had changed since it began: what they computed must not be continued."""
         if self._tails.guard.mended != self._mended:
             self.lose("the model had changed in memory and was loaded again")
             raise SessionLost(self._lost)
@@ -232,7 +232,7 @@ class BegunStep:
         lifecycle.emit(Stage.BEFORE_TAIL, split=session.cut)
 
     def run(self) -> None:
-        """Raises ModelFailed with the model's error as cause."""
+        """Raise ModelFailed with the model's error as cause."""
         try:
             # Wherever it is interrupted, for its time is over, its session is not used any more.
             with interruptible(), transforms.during(self._tails.wrapped) as changed, self._tails.bringing():
@@ -251,7 +251,7 @@ class BegunStep:
             raise
 
     def end(self, outcome: Outcome[None] = ALONE) -> Computed:
-        """Raises SessionLost where the model had changed meanwhile, else the error of `run`."""
+        """Raise SessionLost where the model had changed meanwhile, else the error of `run`."""
         computed, lifecycle = time.perf_counter_ns(), self._tails.wrapped.lifecycle
         self._session.check_model()
         outcome.result()
@@ -267,7 +267,7 @@ class BegunStep:
         return replace(part, rest=self._continued)
 
     def _continued(self) -> Computed:
-        """The rest of a step in the middle of a chain: what the next server answers."""
+        """Return the rest of a step in the middle of a chain: what the next server answers."""
         rest, self._rest = self._rest, None
         assert rest is not None
         try:

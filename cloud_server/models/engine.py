@@ -105,7 +105,7 @@ def put(reply: split_pb2.ReplyHeader, layers: Collection[LayerMetrics], forward:
 
 @functools.lru_cache(4096)
 def _shape(shape: TensorShape) -> split_pb2.TensorShape:
-    """A shape as a message, cached because a model's shapes recur. Do not modify it."""
+    """Return a shape as a message, cached because a model's shapes recur. Do not modify it."""
     return split_pb2.TensorShape(dtype=shape.dtype, shape=shape.shape)
 
 
@@ -147,7 +147,7 @@ class Identity:
         return self.model_id.partition(":")[2] or "1"
 
     def is_like(self, other: Identity) -> bool:
-        """Whether clients of one are served by the other, apart from machine and device."""
+        """Return whether clients of one are served by the other, apart from machine and device."""
         mine, theirs = (replace(one, about={}, machine={}, form={}, part=()) for one in (self, other))
         return mine == theirs
 
@@ -268,7 +268,9 @@ SPARE_BYTES = 64 << 10
 
 
 def owned(parcel: Parcel) -> tuple[memoryview, ...]:
-    """The bytes of an answer, copied if a small view would keep a large memory alive until the client has them."""
+    """Return the bytes of an answer, copied if a small view would keep a large memory alive until the client
+    has them.
+    """
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in parcel.keep}
     if sum(storages.values()) <= 2 * parcel.nbytes + SPARE_BYTES:
         return parcel.buffers
@@ -313,7 +315,7 @@ class EngineSession(Protocol):
         ...
 
     def fork(self) -> EngineSession:
-        """A copy. Raises an IsthmusError."""
+        """Return a copy. Raises an IsthmusError."""
         ...
 
     def close(self) -> None:
@@ -329,7 +331,7 @@ class Begun(Protocol):
         ...
 
     def end(self, outcome: Outcome[None]) -> Computed:
-        """The packed result of `run`. Raises its error."""
+        """Return the packed result of `run`. Raises its error."""
         ...
 
 
@@ -337,11 +339,11 @@ class StepBatching(Protocol):
     """Steps of several decoding sessions of one model, computed together."""
 
     def begin(self, session: EngineSession, header: bytes, payload: memoryview) -> Begun:
-        """The next step of a session, as `EngineSession.step` takes it. Raises an IsthmusError."""
+        """Return the next step of a session, as `EngineSession.step` takes it. Raises an IsthmusError."""
         ...
 
     def run(self, calls: Sequence[Callable[[], None]], ended: Ended) -> list[Outcome[None]]:
-        """The outcome of each call of a `Begun.run`, in order; ``ended``: see `Together.run`."""
+        """Return the outcome of each call of a `Begun.run`, in order; ``ended``: see `Together.run`."""
         ...
 
 
@@ -385,11 +387,11 @@ class BegunTail(Protocol):
         ...
 
     def end(self) -> Computed:
-        """Its part of the batch, packed."""
+        """Return its part of the batch, packed."""
         ...
 
     def alone(self) -> Computed:
-        """The result of `Engine.compute`."""
+        """Return the result of `Engine.compute`."""
         ...
 
 
@@ -397,7 +399,7 @@ class Batching(Protocol):
     """Requests of several clients at one cut of one model, computed as one batch."""
 
     def batch_key(self, crossing: Crossing, end: End | None = None) -> BatchKey | None:
-        """The batch key of requests at this cut (for middle parts, with ``end``); a quick lookup.
+        """Return the batch key of requests at this cut (for middle parts, with ``end``); a quick lookup.
 
         None if its requests are computed alone, or `learn` was not called.
         """
@@ -410,7 +412,8 @@ class Batching(Protocol):
         ...
 
     def compatible_keys(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> Sequence[Hashable]:
-        """Other batch keys worth joining with these: requests that were cut earlier run on to the later cut. Quick.
+        """Return other batch keys worth joining with these: requests that were cut earlier run on to the later cut.
+        Quick.
 
         ``waiting``: the number of rows of a key; ``most``: of a batch.
         """
@@ -501,7 +504,7 @@ class Engine(Protocol):
         """As `admit`, for a step of a decoding session."""
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
-        """A new decoding session behind the layer called ``cut``. Raises UnknownLayer, CutRefused."""
+        """Return a new decoding session behind the layer called ``cut``. Raises UnknownLayer, CutRefused."""
         ...
 
     def observing(self, observers: tuple[str, ...]) -> AbstractContextManager[Callable[[], bytes]]:
@@ -517,7 +520,7 @@ class Engine(Protocol):
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """This side's profile (`shared_hooks.profiling.profile`), measured now, with the decoding of ``codecs``.
+        """Return this side's profile (`shared_hooks.profiling.profile`), measured now, with the decoding of ``codecs``.
 
         An error raised by ``on_progress`` ends it. Raises CutRefused for a model without an example.
         """
@@ -542,7 +545,7 @@ def newest_first(names: Iterable[str], name: str) -> list[str]:
 
 
 def version_of(engines: Mapping[str, AnyEngine], name: str, weights_hash: str = "") -> AnyEngine | None:
-    """The engine with this model id. For a name alone: the newest version with these weights, or the newest."""
+    """Return the engine with this model id. For a name alone: the newest version with these weights, or the newest."""
     if ":" in name:
         return engines.get(name)
     found = [engines[one] for one in newest_first(engines, name)]
@@ -619,7 +622,7 @@ class WeightsGuard:
         return self._now() == self._seen and self._samples.now() == self._bits
 
     def check(self) -> None:
-        """Raises ServerUnavailable if the model had changed: the last results are unreliable, and the request may be
+        """Raise ServerUnavailable if the model had changed: the last results are unreliable, and the request may be
         repeated. Call it after every request.
         """
         if self.mend():

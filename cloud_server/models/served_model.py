@@ -100,7 +100,7 @@ def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, 
 
 
 def _last(plan: Plan) -> Iterator[str]:
-    """The last cut before which no value is read from data, since such a path may be specific to this input."""
+    """Yield the last cut before which no value is read from data, since such a path may be specific to this input."""
     for one in reversed(plan.cuts):
         if one.can_split:
             if not plan.cutting(one.name)[1].reads:
@@ -109,8 +109,8 @@ def _last(plan: Plan) -> Iterator[str]:
 
 
 def sized(example: Inputs, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A copy of the example with ``size`` rows (0: unchanged): every tensor with as many rows as the first is repeated
-    or truncated.
+    """Return a copy of the example with ``size`` rows (0: unchanged): every tensor with as many rows as the first is
+    repeated or truncated.
     """
     structure, tensors = flatten(example)
     rows = next((one.shape[0] for one in tensors if one.dim()), 0)
@@ -149,7 +149,7 @@ class KeptFrames:
         self._lock = threading.Lock()
 
     def of(self, party: Party, cut_digest: str) -> Callable[[int], References]:
-        """The kept frames of one client and cut, by the number of the piece."""
+        """Return the kept frames of one client and cut, by the number of the piece."""
         return lambda piece: _Piece(self, (party, cut_digest, piece))
 
     @property
@@ -229,7 +229,7 @@ def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """The bytes of its parameters and buffers; shared storage counts once."""
+    """Return the bytes of its parameters and buffers; shared storage counts once."""
     weights = map(held, (*model.parameters(), *model.buffers()))
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in weights}
     return sum(one.nbytes() for one in storages.values())
@@ -288,7 +288,7 @@ def about(device: torch.device) -> dict[str, str]:
 
 
 def _part_of(entry: ModelEntry, device: torch.device) -> OnlyPart | None:
-    """The part to load, if only a part of the weights is to be loaded. Raises SpecError."""
+    """Return the part to load, if only a part of the weights is to be loaded. Raises SpecError."""
     if not entry.only and entry.share is None:
         return None
     if entry.spec.example() is None:
@@ -387,7 +387,7 @@ class ServedModel:
         return self._wrapped.manifest(self._plan)
 
     def manifest(self) -> Manifest:
-        """The facts behind the digests, as of loading."""
+        """Return the facts behind the digests, as of loading."""
         return self._manifest
 
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
@@ -430,7 +430,7 @@ class ServedModel:
         return self._decoding
 
     def allocate(self, nbytes: int) -> memoryview:
-        """One buffer, whose pages are allocated as bytes arrive."""
+        """Return one buffer, whose pages are allocated as bytes arrive."""
         return room_for(nbytes, self._device)
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
@@ -439,7 +439,7 @@ class ServedModel:
         self.check_cut(crossing)
 
     def check_cut(self, crossing: Crossing) -> None:
-        """Raises Disagreement if a client's cut is not what this side has planned for inputs like the example.
+        """Raise Disagreement if a client's cut is not what this side has planned for inputs like the example.
 
         No rehearsal is needed for that.
         """
@@ -457,7 +457,7 @@ class ServedModel:
         return self._part(*self._unpacked(crossing, header, payload, end), want_metrics, end, substitutes)
 
     def _check_part(self, begin: str, end: End | Following | None) -> None:
-        """Raises CutRefused if the weights of a part are not loaded here."""
+        """Raise CutRefused if the weights of a part are not loaded here."""
         if self._shards is not None:
             raise CutRefused(
                 f'model "{self.identity.model_id}" is divided among {self._shards.size} processes '
@@ -479,7 +479,7 @@ class ServedModel:
     def _unpacked(
         self, crossing: Crossing, header: bytes, payload: memoryview, end: End | None = None
     ) -> tuple[EarlyOutput, int]:
-        """The frontier, and the nanoseconds that unpacking took."""
+        """Return the frontier, and the nanoseconds that unpacking took."""
         if end is not None:
             self._check_inputs(crossing)
         self._check_part(crossing.name if crossing.layer_id >= 0 else INPUT, end)
@@ -562,7 +562,7 @@ class ServedModel:
         return output
 
     def _check_elements(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises TooLarge for inputs much larger than the model's example; without one, their bytes are limited."""
+        """Raise TooLarge for inputs much larger than the model's example; without one, their bytes are limited."""
         known, found = self._example_elements, sum(tensor.numel() for tensor in tensors_in((args, kwargs)))
         if not known:
             return
@@ -574,7 +574,7 @@ class ServedModel:
             )
 
     def _check_inputs(self, crossing: Crossing) -> None:
-        """Raises TooLarge if a middle part would be planned on inputs much larger than the model's example."""
+        """Raise TooLarge if a middle part would be planned on inputs much larger than the model's example."""
         known = self._example_elements or MOST_ELEMENTS // self._files.examples
         found = sum(View(form.shape, form.stride, 0).end for form in crossing.inputs)
         if found > known * self._files.examples:
@@ -596,7 +596,7 @@ class ServedModel:
         return self._decoding.open(cut, following)
 
     def _check_block(self, cut: str) -> None:
-        """Raises CutRefused for a cut inside a block, where each process has only a part of what crosses."""
+        """Raise CutRefused for a cut inside a block, where each process has only a part of what crosses."""
         assert self._shards is not None
         where = f'model "{self.identity.model_id}" is divided among {self._shards.size} processes (--tensor-parallel)'
         above, _, name = cut.rpartition(".")
@@ -664,11 +664,13 @@ class ServedModel:
             yield lambda: named.to_bytes(found())
 
     def _reading(self) -> AbstractContextManager[None]:
-        """A context around runs of the whole model, which read the weights of other parts and free them afterwards."""
+        """Return a context around runs of the whole model, which read the weights of other parts and free them
+        afterwards.
+        """
         return nullcontext() if self.only is None else self.only.reading()
 
     def _bringing(self) -> AbstractContextManager[object]:
-        """A context around runs of a part that data may lead to the weights of others."""
+        """Return a context around runs of a part that data may lead to the weights of others."""
         return self.only.bringing() if self.only is not None and self._branches else nullcontext()
 
     profile_gives_way = True

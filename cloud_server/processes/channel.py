@@ -87,13 +87,13 @@ class Mapping:
         self.base = address(memoryview(self._map))
 
     def array(self, start: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A part of it; whatever is made of it keeps this array alive. Raises ValueError beyond the end."""
+        """Return a part of it; whatever is made of it keeps this array alive. Raises ValueError beyond the end."""
         if not 0 <= start <= start + nbytes <= self.nbytes:
             raise ValueError(f"{nbytes} bytes at {start} of {self.nbytes}")
         return np.frombuffer(self._map, np.uint8, nbytes, start)
 
     def offset(self, view: memoryview) -> int:
-        """The offset of a view from the start of the file; negative or beyond the end for other memory."""
+        """Return the offset of a view from the start of the file; negative or beyond the end for other memory."""
         return address(view) - self.base
 
     def forget(self, start: int, nbytes: int) -> None:
@@ -116,7 +116,7 @@ class SharedMemory:
         """Bytes of blocks in use, in whole pages."""
 
     def allocate(self, nbytes: int) -> memoryview:
-        """A block that is freed with the last reference to it. Raises ServerUnavailable."""
+        """Return a block that is freed with the last reference to it. Raises ServerUnavailable."""
         length = _pages(nbytes)
         with self._lock:
             self._take_back()
@@ -153,7 +153,7 @@ class SharedMemory:
 
 
 def address(view: memoryview) -> int:
-    """The address of its first byte."""
+    """Return the address of its first byte."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if view.nbytes else 0
 
 
@@ -283,7 +283,7 @@ class Task:
         return self.account, self.about.client, self.about.id
 
     def head(self) -> dict[str, Any]:
-        """The request's entry in a message."""
+        """Return the request's entry in a message."""
         about = self.about
         found = {
             "do": "compute" if self.crossing is not None else "file",

@@ -103,16 +103,16 @@ class Crew:
             return worker
 
     def _there(self, wanted: WorkerProcess | None) -> bool:
-        """Whether a worker can be taken, or waiting is pointless. The caller holds the lock."""
+        """Return whether a worker can be taken, or waiting is pointless. The caller holds the lock."""
         return bool(self._idle) if wanted is None else wanted in self._idle or wanted not in self._workers
 
     def has(self, worker: WorkerProcess) -> bool:
-        """Whether the worker has not ended."""
+        """Return whether the worker has not ended."""
         with self._changed:
             return worker in self._workers
 
     def roomiest(self) -> WorkerProcess:
-        """The warm worker with the fewest decoding sessions. Raises ServerUnavailable."""
+        """Return the warm worker with the fewest decoding sessions. Raises ServerUnavailable."""
         with self._changed:
             warm = [one for one in self._workers if one.is_warm and not one.leaving]
             if not warm:
@@ -213,7 +213,7 @@ class Crew:
             worker.leaving = True
 
     def _is_replaced(self, worker: WorkerProcess) -> bool:
-        """Whether enough other workers are warm. The caller holds the lock."""
+        """Return whether enough other workers are warm. The caller holds the lock."""
         return worker.leaving and sum(one.is_warm and not one.leaving for one in self._workers) >= self._count
 
     def _welcome(self, worker: WorkerProcess) -> None:
@@ -313,5 +313,5 @@ class Crew:
 
 
 def _alike(mine: Sequence[Identity], theirs: Sequence[Identity]) -> bool:
-    """Whether two workers serve the same models."""
+    """Return whether two workers serve the same models."""
     return len(mine) == len(theirs) and all(one.is_like(other) for one, other in zip(mine, theirs, strict=True))

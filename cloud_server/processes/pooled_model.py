@@ -70,7 +70,7 @@ class Crashes:
             self._lately.append((self._clock(), account))
 
     def check(self, account: str) -> None:
-        """Raises QuotaExceeded, with the time when the account may continue."""
+        """Raise QuotaExceeded, with the time when the account may continue."""
         if not self._lately:
             return
         with self._lock:
@@ -258,7 +258,7 @@ class PooledModel:
         return decode(self._pool.ask(ManifestTask(self.identity.model_id)))
 
     def manifest(self) -> Manifest:
-        """The manifest of the workers' model."""
+        """Return the manifest of the workers' model."""
         return self._manifest
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -328,8 +328,8 @@ class PooledModel:
         return replace(computed, rest=partial(self._rest, session, rest))
 
     def _rest(self, session: PooledSession, task: RestTask) -> Computed:
-        """The second half of a step: the worker computes and this thread sends its requests to the next server, in
-        turns.
+        """Return the second half of a step: the worker computes and this thread sends its requests to the next server,
+        in turns.
         """
         while True:
             found = self._pool.step(task, session.worker)
@@ -345,7 +345,7 @@ class PooledModel:
             task = replace(task, header=parcel.header, answered=answered)
 
     def has(self, worker: WorkerProcess) -> bool:
-        """Whether the worker has not ended."""
+        """Return whether the worker has not ended."""
         return self._pool.crew.has(worker)
 
     def _run(
@@ -368,7 +368,7 @@ class PooledModel:
         want_metrics: bool,
         end: End | None = None,
     ) -> Task:
-        """The task of the request that this thread works for."""
+        """Return the task of the request that this thread works for."""
         model_id, about = self.identity.model_id, self._lifecycle.current or About(0, -1)
         observers = getattr(self._thread, "observers", ())
         account, allowed = payer.get().account, inexact.get()

@@ -123,7 +123,7 @@ class Ranks:
         return made
 
     def agree(self, error: IsthmusError | None) -> bool:
-        """Whether a call ended with the same class of error in all ranks, or with none."""
+        """Return whether a call ended with the same class of error in all ranks, or with none."""
         found: list[str] = [""] * self.size
         dist.all_gather_object(found, "" if error is None else type(error).__name__, group=self._group)
         return len(set(found)) == 1

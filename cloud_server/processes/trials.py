@@ -45,7 +45,7 @@ from shared_hooks.version import __version__
 
 
 def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes: int, server: int) -> int:
-    """The program of a trial; returns 0 if every cut was tried.
+    """Return the program of a trial; returns 0 if every cut was tried.
 
     ``words``: the server's command line; ``first``: the cut that a request waits for; ``seconds`` of processor time and
     ``nbytes`` of memory limit each process. It ends with the process ``server``.
@@ -121,7 +121,7 @@ class Trials:
         """The number of processes started."""
 
     def check(self, identity: Identity, cut: str, *, along: bool = False) -> None:
-        """Raises CutRefused if a trial of this cut gave another answer than the whole model. Never blocks.
+        """Raise CutRefused if a trial of this cut gave another answer than the whole model. Never blocks.
 
         ``along``: a cut along branches, which is not tried itself: refused if a trial of any of the model's cuts
         differed.
@@ -134,11 +134,11 @@ class Trials:
             )
 
     def refuses(self, identity: Identity) -> bool:
-        """Whether a trial of any of its cuts differed."""
+        """Return whether a trial of any of its cuts differed."""
         return self._wants(identity) and DIFFERS in self._known.get(_digest_of(identity), {}).values()
 
     def wait(self, identity: Identity, cut: str, nbytes: int, done: Callable[[], object]) -> bool:
-        """Whether a trial of this cut must be awaited; ``done`` is then called after it, in another thread.
+        """Return whether a trial of this cut must be awaited; ``done`` is then called after it, in another thread.
 
         ``nbytes``: of the model's weights. Never blocks.
         """
@@ -180,7 +180,7 @@ class Trials:
         return self._known.get(_digest_of(identity), {}).get(cut) if self._wants(identity) else None
 
     def _is_open(self, identity: Identity, cut: str) -> bool:
-        """Whether a trial may find out more.
+        """Return whether a trial may find out more.
 
         After a complete trial every cut is known, so another name is no layer; unknown names start no more trials than
         there are cuts.
@@ -268,7 +268,7 @@ def _cache() -> Path:
 
 @functools.cache
 def _ours() -> tuple[tuple[Path, os.stat_result], ...]:
-    """The files of this package, with their status."""
+    """Return the files of this package, with their status."""
     return tuple((file, file.stat()) for file in sorted(Path(shared_hooks.__file__).parent.rglob("*.py")))
 
 
@@ -278,7 +278,7 @@ def _digest_of(identity: Identity) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _digest(structure: str, plan: str, weights: str) -> str:
-    """A digest that changes with the model's code, example and weights, with this package, and with torch and
+    """Return a digest that changes with the model's code, example and weights, with this package, and with torch and
     Python.
     """
     own = [(file.name, stat.st_size, stat.st_mtime_ns) for file, stat in _ours()]

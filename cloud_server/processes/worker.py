@@ -129,7 +129,7 @@ def _belong_to(process: int) -> None:
 def _loaded(
     words: Sequence[str], share: Share, join: Callable[[int, torch.device], ranks.Ranks]
 ) -> tuple[ServerConfig, dict[str, ServedModel], ranks.Ranks | None]:
-    """The configuration, this worker's models by id, and the processes among which they are divided, or None.
+    """Return the configuration, this worker's models by id, and the processes among which they are divided, or None.
 
     ``join`` is called with the number of processes and a device. Raises SpecError, and as `ServedModel`.
     """
@@ -152,7 +152,7 @@ def _loaded(
 
 
 def _wanted(config: ServerConfig, share: Share) -> list[ModelEntry]:
-    """This worker's entries. Raises SpecError for a model that is no longer in the files."""
+    """Return this worker's entries. Raises SpecError for a model that is no longer in the files."""
     names = share.models
     if names is None:
         return list(config.models)
@@ -230,8 +230,8 @@ class Worker:
         self._say({**said, "kept": self._still_kept()}, *data)
 
     def _said(self, head: dict[str, Any], header: bytes, payload: memoryview, more: Sequence[bytes]) -> Message:
-        """The answer to a request. When this returns, the request's memory is free, unless the model or a hook keeps
-        it.
+        """Return the answer to a request. When this returns, the request's memory is free, unless the model or a hook
+        keeps it.
         """
         try:
             computed = self._tail(head, header, payload, more)
@@ -298,7 +298,7 @@ class Worker:
         return found
 
     def _put(self, computed: Computed, payload: memoryview) -> list[list[int]]:
-        """Where the parts of an answer lie: what the tail made in place stays there, the rest is copied once."""
+        """Return where the parts of an answer lie: what the tail made in place stays there, the rest is copied once."""
         first = self._mapping.offset(payload)
         places = [[self._mapping.offset(buffer), buffer.nbytes] for buffer in computed.buffers]
         inside = [first <= at and at + nbytes <= first + payload.nbytes for at, nbytes in places]
@@ -330,7 +330,7 @@ class Worker:
         return list(self._kept)
 
     def _crossing(self, digest: str) -> Crossing:
-        """The description of a cut, which is sent once, and again if it was evicted."""
+        """Return the description of a cut, which is sent once, and again if it was evicted."""
         known = self._crossings.get(digest, SERVER)
         if known is None:
             self._say({"is": "cut?"})
@@ -452,7 +452,7 @@ class _Next:
 
 
 def _failure(error: IsthmusError) -> Message:
-    """An error as the server receives it: a `RequestFailed`, and the traceback of its cause."""
+    """Return an error as the server receives it: a `RequestFailed`, and the traceback of its cause."""
     cause = error.__cause__
     text = "".join(traceback.format_exception(cause)) if cause is not None else ""
     head = {"is": "failure", "spent": isinstance(cause, RuntimeError) and _CUDA_ERROR in str(cause)}

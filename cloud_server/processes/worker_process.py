@@ -148,7 +148,7 @@ class WorkerProcess:
             raise Lost(f"no identities: {error}") from error
 
     def run(self, task: Task, seconds: float) -> Computed | Asked:
-        """The answer to a request; to a `RestTask` perhaps a request to the next server.
+        """Return the answer to a request; to a `RestTask` perhaps a request to the next server.
 
         Raises what the worker raises, Lost, and TimeoutError after ``seconds``.
         """
@@ -183,7 +183,7 @@ class WorkerProcess:
                 raise Lost(f"an answer that makes no sense: {error}") from error
 
     def _asking(self, task: Task | ProfileTask | ManifestTask | SessionTask) -> dict[str, Any]:
-        """The head of the next message."""
+        """Return the head of the next message."""
         self._asked += 1
         return {**task.head(), "number": self._asked, "closed": self._forgotten()}
 
@@ -356,7 +356,7 @@ def _no_rest() -> Computed:
 
 
 def _boot(words: Sequence[str], share: Share, channel: int, memory: SharedMemory, begun: memoryview) -> str:
-    """The program of a worker. Modules are found as they are here, independent of the current folder."""
+    """Return the program of a worker. Modules are found as they are here, independent of the current folder."""
     return (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from cloud_server.processes.worker import main\n"
@@ -366,7 +366,7 @@ def _boot(words: Sequence[str], share: Share, channel: int, memory: SharedMemory
 
 
 def _failure(parts: list[bytes]) -> IsthmusError:
-    """The worker's error, as one of this process."""
+    """Return the worker's error, as one of this process."""
     failed = split_pb2.RequestFailed.FromString(parts[0])
     error = by_name(failed.error)(failed.message)
     if parts[1]:

@@ -328,7 +328,7 @@ class Request:
         return Payer(self.key[0], self.key[1], self.caller.policy.weight)
 
     def task(self, server_limit: float) -> Task:
-        """The scheduler's task. ``server_limit``: the server's time limit for any request, in seconds."""
+        """Return the scheduler's task. ``server_limit``: the server's time limit for any request, in seconds."""
         task, key, batching = Task(self, self.payer), self.batch_key, self.batching
         if key is not None:
             task.batch_key, task.rows = key.key, key.rows
@@ -374,11 +374,11 @@ class Request:
         return (time.perf_counter_ns() - self.began_ns) / 1e9
 
     def seconds_left(self, server_limit: float) -> float:
-        """Seconds until the request must not be started any more."""
+        """Return seconds until the request must not be started any more."""
         return self.deadline_seconds(server_limit) - self.age_seconds
 
     def deadline_seconds(self, server_limit: float) -> float:
-        """The age in seconds from which the request must not be started any more."""
+        """Return the age in seconds from which the request must not be started any more."""
         return min(self.deadline_ms / 1e3, server_limit) if self.deadline_ms else server_limit
 
 
@@ -387,15 +387,15 @@ def _nothing() -> None:
 
 
 def about(frame: split_pb2.RequestHeader, index: int, engine: Engine, outlet: Outlet) -> About:
-    """The request as hooks see it. A client's trace context is kept only if it has the right size."""
+    """Return the request as hooks see it. A client's trace context is kept only if it has the right size."""
     carrier = {"traceparent": frame.traceparent} if len(frame.traceparent) == TRACEPARENT else {}
     model_id, caller = engine.identity.model_id, outlet.caller
     return About(frame.id, index, None, model_id, outlet.client_id, caller.identity, caller.account, carrier)
 
 
 def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:
-    """A digest by which a repeated request is distinguished from another with the same id; the header has the payload's
-    checksums.
+    """Return a digest by which a repeated request is distinguished from another with the same id; the header has the
+    payload's checksums.
     """
     digest = hashlib.blake2b(digest_size=16)
     file = frame.file.SerializeToString(deterministic=True)

@@ -40,7 +40,9 @@ class Handed(NamedTuple):
 
 
 def computed_answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
-    """The answer to a request whose tail started at ``started_ns`` (perf_counter). Completes the engine's reply."""
+    """Return the answer to a request whose tail started at ``started_ns`` (perf_counter). Completes the
+    engine's reply.
+    """
     reply, buffers = computed.reply, computed.buffers
     request.reply = reply
     reply.id = request.id
@@ -55,7 +57,7 @@ def computed_answer(request: Request, computed: Computed, started_ns: int, load:
 
 
 def joined_answer(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHeader, hop: Handed) -> Answer:
-    """The answer of a chain: ``own`` reports this server's part, ``rest`` is the answer of the next server."""
+    """Return the answer of a chain: ``own`` reports this server's part, ``rest`` is the answer of the next server."""
     reply = request.reply = split_pb2.ReplyHeader()
     reply.CopyFrom(own)
     join_reply(reply, rest, hop.server, hop.cut, bytes_up=hop.bytes_up, sends=hop.sends, took_ns=hop.took_ns)
@@ -66,12 +68,12 @@ def joined_answer(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.
 
 
 def failed_answer(request: Request, error: IsthmusError, retry: bool | None = None) -> Answer:
-    """The answer to a request that failed; ``retry`` as in `wire.failed`."""
+    """Return the answer to a request that failed; ``retry`` as in `wire.failed`."""
     return Answer(request.key, request.fingerprint, failed=wire.failed(request.id, error, retry), about=request.about)
 
 
 def answer_frames(answer: Answer, chunk_bytes: int, headed: bool = False) -> Iterator[wire.OutFrame]:
-    """The frames of an answer: its reply and the payload in chunks, or its failure.
+    """Yield the frames of an answer: its reply and the payload in chunks, or its failure.
 
     ``headed``: the reply's message contains the first chunk.
     """
@@ -252,7 +254,7 @@ class Room:
         self.memory.remove(request.party, request.held_bytes)
 
     def check_client(self, party: Party, undelivered: int) -> None:
-        """Raises ServerUnavailable if a client has no place left of its own.
+        """Raise ServerUnavailable if a client has no place left of its own.
 
         ``undelivered``: answers of its stream that it has not begun to fetch.
         """
@@ -264,7 +266,7 @@ class Room:
             )
 
     def make(self, request: Request, undelivered: int, live: Iterable[Request]) -> dict[Request, str]:
-        """The requests to evict for this one, each with the reason.
+        """Return the requests to evict for this one, each with the reason.
 
         Raises ServerUnavailable, naming the limit, if none may be evicted. ``undelivered``: see `check_client`.
         """
@@ -295,8 +297,8 @@ class Room:
         yield "max_pending_bytes", self.memory, *memory
 
     def _holding(self, request: Request, amount: int) -> Holding[Request]:
-        """A request, for eviction: uploads that wait for their client go first, the longest first; then other uploads,
-        the newest first; then what waits for a worker.
+        """Return a request, for eviction: uploads that wait for their client go first, the longest first; then other
+        uploads, the newest first; then what waits for a worker.
         """
         limits = self._limits
         since = request.waiting_since_ns(limits.deadline_seconds)
@@ -442,7 +444,7 @@ class RequestTable:
             return True
 
     def check_place(self, id: int, outlet: Outlet) -> None:
-        """Raises ServerUnavailable if `admit` would for lack of a place of the client's own.
+        """Raise ServerUnavailable if `admit` would for lack of a place of the client's own.
 
         Called before any costly work, so that a flood is refused cheaply.
         """
@@ -561,28 +563,28 @@ class RequestTable:
         return {request.outlet for request in self._live.values() if request.outlet is not None}
 
     def waits_for(self, outlet: Outlet) -> bool:
-        """Whether a request is still to be answered on this stream."""
+        """Return whether a request is still to be answered on this stream."""
         with self.lock:
             return any(request.outlet is outlet and not request.cancelled for request in self._live.values())
 
     def pending(self, but: Request | None = None) -> int:
-        """The number of requests that wait for a worker or have one, not counting ``but``."""
+        """Return the number of requests that wait for a worker or have one, not counting ``but``."""
         with self.lock:
             waiting = (State.QUEUED, State.RUNNING)
             return sum(one.state in waiting and one is not but for one in self._live.values())
 
     def queued(self, engine: Engine) -> int:
-        """The number of requests for this model that wait for a worker."""
+        """Return the number of requests for this model that wait for a worker."""
         with self.lock:
             return sum(one.state is State.QUEUED and one.engine is engine for one in self._live.values())
 
     def states(self) -> Counter[State]:
-        """The number of requests in each state."""
+        """Return the number of requests in each state."""
         with self.lock:
             return Counter(one.state for one in self._live.values())
 
     def kept(self) -> tuple[int, int]:
-        """The number of answers that are not acknowledged, and their bytes."""
+        """Return the number of answers that are not acknowledged, and their bytes."""
         with self.lock:
             return len(self._answers), self._answers.nbytes
 

@@ -73,7 +73,7 @@ class Flows(Generic[Name]):
         return self._weight
 
     def active(self, name: Name) -> bool:
-        """Whether the flow waits or runs."""
+        """Return whether the flow waits or runs."""
         flow = self._flows.get(name)
         return flow is not None and (flow.waits or flow.running > 0)
 
@@ -103,7 +103,7 @@ class Flows(Generic[Name]):
             self._rest(flow)
 
     def first(self) -> Name | None:
-        """The waiting flow that has received the least service, or None."""
+        """Return the waiting flow that has received the least service, or None."""
         while self._line:
             tag, number, name = self._line[0]
             flow = self._flows.get(name)
@@ -113,12 +113,12 @@ class Flows(Generic[Name]):
         return None
 
     def place(self, name: Name) -> tuple[float, int]:
-        """The sort key of a waiting flow: the one with the least service comes first."""
+        """Return the sort key of a waiting flow: the one with the least service comes first."""
         flow = self._flows[name]
         return flow.tag, flow.number
 
     def precedes(self, name: Name) -> bool:
-        """Whether another waiting flow has received no more service than this running one."""
+        """Return whether another waiting flow has received no more service than this running one."""
         first = self.first()
         return first is not None and first != name and self._flows[first].tag <= self._flows[name].tag
 
@@ -250,11 +250,11 @@ class Costs:
         self._guess[name] = (sum(seen) - max(seen)) / (len(seen) - 1) if len(seen) > 1 else seconds
 
     def guess(self, name: Hashable) -> float | None:
-        """The estimate in seconds, or None for an unknown name."""
+        """Return the estimate in seconds, or None for an unknown name."""
         return self._guess.get(name)
 
     def knows(self, name: Hashable) -> bool:
-        """Whether enough tasks of this name have been seen for `guess` to refuse one."""
+        """Return whether enough tasks of this name have been seen for `guess` to refuse one."""
         return len(self._seen.get(name, ())) >= ENOUGH
 
 
@@ -322,7 +322,7 @@ class FairQueue:
         self._length = 0
 
     def __len__(self) -> int:
-        """The number of waiting tasks."""
+        """Return the number of waiting tasks."""
         return self._length
 
     def put(self, task: Task) -> Task:
@@ -386,7 +386,7 @@ class FairQueue:
         return found
 
     def waiting(self, batch_key: Hashable) -> int:
-        """The number of waiting rows with this batch key."""
+        """Return the number of waiting rows with this batch key."""
         return self._batch_keys.get(batch_key, 0)
 
     def _taken(self, name: str, client: str) -> Task:
@@ -427,7 +427,9 @@ class FairQueue:
         self._tidy(payer.account, account)
 
     def cost(self, payer: Payer) -> float:
-        """The expected duration of a task of this client in seconds, from its own tasks, its account's or all."""
+        """Return the expected duration of a task of this client in seconds, from its own tasks, its account's
+        or all.
+        """
         for name in ((payer.account, payer.client), payer.account, EVERYBODY):
             guess = self._costs.guess(name)
             if guess is not None:
@@ -441,11 +443,11 @@ class FairQueue:
         return Forecast(self.wait(payer), self.cost(payer))
 
     def takes(self, payer: Payer) -> float:
-        """The expected duration in seconds, or 0 if the client has too few tasks to judge by."""
+        """Return the expected duration in seconds, or 0 if the client has too few tasks to judge by."""
         return self.cost(payer) if self._costs.knows((payer.account, payer.client)) else 0.0
 
     def wait(self, payer: Payer) -> float:
-        """The expected wait, in seconds, of a task that is put now.
+        """Return the expected wait, in seconds, of a task that is put now.
 
         A client's own tasks, with this one, alternate with those of its account's other clients, and the account's with
         those of other accounts; the wait never exceeds the work that is queued.
@@ -460,8 +462,8 @@ class FairQueue:
         return (of_all - cost) / self._workers
 
     def ahead(self, payer: Payer) -> bool:
-        """Whether another account, or another client of this account, that waits has received less service than this
-        client.
+        """Return whether another account, or another client of this account, that waits has received less service than
+        this client.
         """
         if self._flows.first() != payer.account:
             return self._flows.precedes(payer.account)

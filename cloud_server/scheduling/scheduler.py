@@ -254,7 +254,7 @@ class Scheduler:
         self._stopped = False
 
     def __len__(self) -> int:
-        """The number of waiting tasks."""
+        """Return the number of waiting tasks."""
         return len(self._queue)
 
     def add(self, task: Task) -> Callable[[], None]:
@@ -267,7 +267,7 @@ class Scheduler:
         return partial(self._remove, task)
 
     def next_batch(self, before: Payer | None = None) -> list[Task]:
-        """The tasks to compute together next. Blocks until there is one; empty once stopped.
+        """Return the tasks to compute together next. Blocks until there is one; empty once stopped.
 
         ``before``: the payer of the task that the calling worker is in the middle of. Then it does not block, and
         returns only tasks that take precedence over that one.
@@ -299,17 +299,17 @@ class Scheduler:
             self._queue.turned_away(payer)
 
     def forecast(self, payer: Payer) -> Forecast:
-        """The expected wait and duration of a task that is added now."""
+        """Return the expected wait and duration of a task that is added now."""
         with self._lock:
             return self._queue.forecast(payer)
 
     def takes(self, payer: Payer) -> float:
-        """The expected duration in seconds of a task of this payer; 0 if it has had too few."""
+        """Return the expected duration in seconds of a task of this payer; 0 if it has had too few."""
         with self._lock:
             return self._queue.takes(payer)
 
     def check_time(self, payer: Payer, seconds_left: float) -> None:
-        """Raises ServerUnavailable for a task that would miss its deadline, so that no work is done in vain."""
+        """Raise ServerUnavailable for a task that would miss its deadline, so that no work is done in vain."""
         forecast = self.forecast(payer)
         late = forecast.late(seconds_left)
         if late > 0:
@@ -352,7 +352,7 @@ class Scheduler:
             self._queue.remove(task)
 
     def _batch(self) -> list[Task]:
-        """The next task and those that share its batch; empty if none waits. The caller holds the lock."""
+        """Return the next task and those that share its batch; empty if none waits. The caller holds the lock."""
         if self._split:
             return self._split.popleft()
         task = self._queue.take()
@@ -366,7 +366,7 @@ class Scheduler:
         return [task, *self._queue.take_alike(keys, rows - task.rows, self._limits.nbytes - task.nbytes)]
 
     def _rows_of(self, taken: Task, batch_key: Hashable) -> int:
-        """The rows with this key that wait, or belong to the task just taken."""
+        """Return the rows with this key that wait, or belong to the task just taken."""
         return self._queue.waiting(batch_key) + (taken.rows if taken.batch_key == batch_key else 0)
 
     def _wait_for_more(self, tasks: list[Task]) -> None:
@@ -436,7 +436,7 @@ class QueueClocks:
         self._all.add(wait_ns)
 
     def mean_ns(self, account: str | None) -> int:
-        """The mean wait of an account in ns, 0 if it never waited; None: of all accounts."""
+        """Return the mean wait of an account in ns, 0 if it never waited; None: of all accounts."""
         if account is None:
             return self._all.mean_ns
         with self._lock:

@@ -68,7 +68,7 @@ class Agreement:
 
 
 def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
-    """The engine that this client and this server agree on. ``hello`` has passed `check_form`.
+    """Return the engine that this client and this server agree on. ``hello`` has passed `check_form`.
 
     Digests decide; where they differ and the client sent what its digests are made of, the single facts do. Raises
     UnknownModel, Disagreement that names every difference with both sides' values, and BadFrame for a client id that is
@@ -197,8 +197,8 @@ class CrossingCache:
             return known or crossing
 
     def get(self, digest: str, party: Party) -> Crossing | None:
-        """The description with this digest, or None if it never came or was evicted. It counts for ``party`` from now
-        on.
+        """Return the description with this digest, or None if it never came or was evicted. It counts for ``party``
+        from now on.
         """
         with self._lock:
             return self._kept.get(digest, party)

@@ -49,8 +49,8 @@ class Pace:
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def turn(self, account: str) -> threading.Lock:
-        """The lock to hold while a frame is processed. Shared by all streams of an account; keep it as long as the
-        stream lives.
+        """Return the lock to hold while a frame is processed. Shared by all streams of an account; keep it as long as
+        the stream lives.
         """
         with self._lock:
             found = self._turns.get(account)
@@ -71,7 +71,7 @@ class Pace:
                 self._owed.popitem(last=False)
 
     def wait(self, account: str) -> float:
-        """Seconds until the account's next frame may be processed."""
+        """Return seconds until the account's next frame may be processed."""
         with self._lock:
             now = self._clock()
             owed = self._left(account, now) - BURST_SECONDS
@@ -153,7 +153,7 @@ class Probe:
         self._rounds.put(error)
 
     def frames(self) -> Iterator[Reply]:
-        """The answers, until the client leaves. Raises the error that ended the stream."""
+        """Yield the answers, until the client leaves. Raises the error that ended the stream."""
         while True:
             try:
                 item = self._rounds.get(timeout=self._limits.probe_idle_seconds)

@@ -52,7 +52,7 @@ class Hub(Protocol):
     def limits(self) -> Limits: ...
 
     def engines_for(self, caller: Caller) -> Mapping[str, Engine]:
-        """The served models that ``caller`` may use, by id."""
+        """Return the served models that ``caller`` may use, by id."""
         ...
 
     @property
@@ -79,16 +79,16 @@ class Hub(Protocol):
     def draining(self) -> bool: ...
 
     def check_open(self) -> None:
-        """Raises ServerUnavailable while draining."""
+        """Raise ServerUnavailable while draining."""
         ...
 
     def check_next(self, server: str) -> None:
-        """Raises AccessRefused if this server passes nothing on to a server of that name or address."""
+        """Raise AccessRefused if this server passes nothing on to a server of that name or address."""
         ...
 
     def link_onward(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
-        """The connection over which a generation's steps are passed to the next server of a route that `check_next`
-        accepts.
+        """Return the connection over which a generation's steps are passed to the next server of a route that
+        `check_next` accepts.
         """
         ...
 
@@ -244,7 +244,7 @@ class Uploads:
             self._receiving[frame.id] = request
 
     def _area_of(self, headed: HeadedRequest) -> Area | None:
-        """The shared memory that holds the payload; None if it comes on the stream."""
+        """Return the shared memory that holds the payload; None if it comes on the stream."""
         if not headed.header.HasField("area_offset"):
             return None
         if self._area is None or headed.pieces:
@@ -269,7 +269,7 @@ class Uploads:
         self._hub.submit(request)
 
     def _checked(self, frame: split_pb2.RequestHeader, come: int) -> Request:
-        """The request of a header, checked as far as possible before anything is allocated.
+        """Return the request of a header, checked as far as possible before anything is allocated.
 
         ``come``: bytes of the payload that came with the header.
         """

@@ -54,13 +54,13 @@ class ActiveCalls:
             self._inside.pop(call, None)
 
     def caller(self, call: Hashable) -> Caller | None:
-        """The caller; None if the call is not in progress."""
+        """Return the caller; None if the call is not in progress."""
         with self._lock:
             guest = self._inside.get(call)
         return None if guest is None else guest.caller
 
     def refused(self, call: Hashable) -> IsthmusError | None:
-        """The error that ends the call, or None."""
+        """Return the error that ends the call, or None."""
         with self._lock:
             guest = self._inside.get(call)
         return None if guest is None else guest.refused

@@ -81,7 +81,7 @@ class House(Protocol):
     def lifecycle(self) -> Lifecycle: ...
 
     def check_open(self) -> None:
-        """Raises ServerUnavailable while draining."""
+        """Raise ServerUnavailable while draining."""
         ...
 
 
@@ -103,14 +103,14 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
     # Every call
 
     def check(self, call: Call) -> None:
-        """Raises an `IsthmusError`, whose status the caller gets, if a call must not be served."""
+        """Raise an `IsthmusError`, whose status the caller gets, if a call must not be served."""
         if call.method not in OPEN_TO_ALL and self._looks_at(call.metadata):
             self._register.check(Credentials(token_in(call.metadata), None, passport_in(call.metadata)))
         if call.method in BEGINS_WORK:
             self._house.check_open()
 
     def _looks_at(self, metadata: Any) -> bool:
-        """Whether callers must authenticate, or another server vouches for this one."""
+        """Return whether callers must authenticate, or another server vouches for this one."""
         return self._register.asks or bool(passport_in(metadata or ()))
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
@@ -133,7 +133,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         return self._bounded(details.method, handler)
 
     def _bounded(self, method: str, handler: Any) -> Any:
-        """A handler whose call counts as waiting, as long as nothing else limits it.
+        """Yield a handler whose call counts as waiting, as long as nothing else limits it.
 
         A single message is received as the first of a stream: otherwise gRPC would wait for it indefinitely in a
         thread, and parse it in the one thread that serves all clients.
@@ -184,11 +184,11 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         return data
 
     def is_open(self, method: str) -> bool:
-        """Whether the method needs no authentication."""
+        """Return whether the method needs no authentication."""
         return method in OPEN_TO_ALL
 
     def _fetched(self, handler: Any) -> Any:
-        """A handler that ends if its messages are not fetched, because it holds resources (a place, the lock on
+        """Yield a handler that ends if its messages are not fetched, because it holds resources (a place, the lock on
         profiles).
         """
         kind = _kind(handler)
@@ -224,7 +224,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
                     self._heard(method, context, place.error)
 
     def _guarded(self, method: str, handler: Any) -> Any:
-        """The handler behind a check of the connection's certificate."""
+        """Return the handler behind a check of the connection's certificate."""
         kind = _kind(handler)
         behaviour = getattr(handler, kind)
 
@@ -239,8 +239,8 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         return make(guarded, handler.request_deserializer, handler.response_serializer)
 
     def _refusing(self, method: str, error: IsthmusError) -> Any:
-        """A handler that only refuses. On the wire every call is one of streams, so it waits for nothing and reads
-        nothing.
+        """Return a handler that only refuses. On the wire every call is one of streams, so it waits for nothing and
+        reads nothing.
         """
         return grpc.stream_stream_rpc_method_handler(lambda _, context: self.refuse(method, context, error))
 
@@ -265,8 +265,8 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
     # Whoever is inside
 
     def caller(self, context: grpc.ServicerContext) -> Caller:
-        """The authenticated caller of a call. Raises NotAuthenticated if authentication is required and the call is not
-        (or no longer) registered, so that a call that has just ended is not treated as anonymous.
+        """Return the authenticated caller of a call. Raises NotAuthenticated if authentication is required and the call
+        is not (or no longer) registered, so that a call that has just ended is not treated as anonymous.
         """
         caller = self.active_calls.caller(context)
         if caller is not None:
@@ -280,7 +280,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         self.active_calls.when_sent_away(context, tell)
 
     def may_stay(self, context: grpc.ServicerContext) -> bool:
-        """Whether the client still listens. Raises the error that ends the call."""
+        """Return whether the client still listens. Raises the error that ends the call."""
         refused = self.active_calls.refused(context)
         if refused is not None:
             raise refused
@@ -308,7 +308,7 @@ def _by(context: grpc.ServicerContext) -> dict[str, str]:
 
 
 def _kind(handler: Any) -> str:
-    """The name of gRPC's attribute for this kind of handler."""
+    """Return the name of gRPC's attribute for this kind of handler."""
     return f"{_KINDS[handler.request_streaming]}_{_KINDS[handler.response_streaming]}"
 
 
@@ -351,7 +351,7 @@ class CertificateFiles:
         self.first = self._known = tls.read()
 
     def changed(self) -> Certificates | None:
-        """The changed content, or None; called before each handshake."""
+        """Return the changed content, or None; called before each handshake."""
         with self._lock:
             state = state_of(self._tls.paths)
             if state == self._state:

@@ -55,7 +55,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignor
         return HealthState(status=self._state)
 
     def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Iterator[HealthState]:
-        """The current state and each change of it, until the client leaves."""
+        """Yield the current state and each change of it, until the client leaves."""
         known = request.service in self._services
         if not context.add_callback(self._wake):
             return
@@ -100,7 +100,7 @@ REASONS = {
 
 
 def check_free(address: str, reuse_port: bool = False) -> None:
-    """Raises SpecError, with the reason, if it is impossible to listen at ``HOST:PORT``. Listens only for a moment.
+    """Raise SpecError, with the reason, if it is impossible to listen at ``HOST:PORT``. Listens only for a moment.
 
     ``reuse_port``: other servers may share the port; then it does not listen, because it would receive their clients.
     """

@@ -83,7 +83,7 @@ class SplitServicer:
         self._auth = auth
 
     def session(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
-        """A stream of requests."""
+        """Yield a stream of requests."""
         caller = self._caller("Session", context)
         with on_behalf_of(caller.account):
             yield from self._session(caller, incoming, context)
@@ -110,7 +110,7 @@ class SplitServicer:
     def probe(
         self, incoming: Iterator[padding.Padding | Malformed], context: grpc.ServicerContext
     ) -> Iterator[split_pb2.ProbeReply | padding.Padding]:
-        """A stream that measures the link."""
+        """Yield a stream that measures the link."""
         try:
             with self._core.probing(self._auth.caller(context)) as probe:
                 self._auth.when_sent_away(context, probe.end)
@@ -130,7 +130,7 @@ class SplitServicer:
             self._auth.refuse(f"/{SERVICE}/Profile", context, error)
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
-        """The models that this caller may use."""
+        """Return the models that this caller may use."""
         served = self._core.engines_for(self._caller("ListModels", context))
         return wire.model_list(engine.identity for engine in served.values())
 
@@ -340,7 +340,7 @@ class InferenceServicer:
 def _check_repository(
     asked: pb.RepositoryIndexRequest | pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
 ) -> None:
-    """Raises InputMismatch for parameters: only what the server's own files name can be loaded, as they say."""
+    """Raise InputMismatch for parameters: only what the server's own files name can be loaded, as they say."""
     if asked.repository_name:
         raise InputMismatch("there is one repository, which has no name")
     if not isinstance(asked, pb.RepositoryIndexRequest):
@@ -348,7 +348,7 @@ def _check_repository(
 
 
 def read(data: bytes) -> tuple[Query, bool]:
-    """A request, and whether its tensors came as raw bytes. Raises BadFrame and InputMismatch."""
+    """Return a request, and whether its tensors came as raw bytes. Raises BadFrame and InputMismatch."""
     try:
         message = pb.ModelInferRequest.FromString(data)
     except DecodeError:
@@ -403,7 +403,7 @@ def _parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Value]
 
 
 def answer(result: Result, raw: bool) -> bytes:
-    """The bytes of a ModelInferResponse: raw if the request was, or if a datatype has no field of its own."""
+    """Return the bytes of a ModelInferResponse: raw if the request was, or if a datatype has no field of its own."""
     raw = raw or any(one.datatype not in CONTENTS for one in result.outputs)
     message = pb.ModelInferResponse(model_name=result.model, model_version=result.version, id=result.id)
     for name, value in result.parameters.items():

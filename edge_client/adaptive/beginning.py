@@ -137,7 +137,8 @@ def begin(
 
 
 def least(client: ClientCore, options: AutoOptions, call: Call) -> tuple[str | tuple[str, ...], str]:
-    """The fastest split among all sets of calls, and the reason as text; both sides and the link are measured once.
+    """Return the fastest split among all sets of calls, and the reason as text; both sides and the link are measured
+    once.
 
     Raises SpecError for another objective than latency, ServerUnavailable, Disagreement, UnknownModel.
     """
@@ -173,14 +174,14 @@ def _text(path: str | Path | None) -> str | None:
 
 
 def loaded_of(client: ClientCore, call: Call) -> Loaded:
-    """The client's own model, planned on ``call``. A module has no spec, so one with its name is used."""
+    """Return the client's own model, planned on ``call``. A module has no spec, so one with its name is used."""
     spec = client.spec or ModelSpec(client.model_id, f"the module {client.model_id}", Path(), "")
     args, kwargs = to_device(call.args, client.device), to_device(dict(call.kwargs), client.device)
     return Loaded(client.choice, spec, client.wrapped, args, kwargs, client.plan_for(call))
 
 
 def _gather(loaded: Loaded, wanted: Wanted, options: AutoOptions, patience: float) -> Gathered | Profile:
-    """All measurements; only this side's profile if no server answers."""
+    """Return all measurements; only this side's profile if no server answers."""
     assert wanted.server is not None
     say = options.say or log.warning
     show = in_notebook() or sys.stderr.isatty() if options.progress is None else options.progress
@@ -236,6 +237,6 @@ def _controller(options: AutoOptions, found: Gathered | Profile, codecs: Codecs 
 
 
 def _fits(options: AutoOptions, edge: Profile) -> bool:
-    """Whether the whole model may run here."""
+    """Return whether the whole model may run here."""
     alone = predict(edge, None, None)[0]
     return options.constraints.violated(alone) is None

@@ -65,8 +65,8 @@ class Placed:
 
 
 def best_cuts(stations: Sequence[Station]) -> tuple[str, ...]:
-    """The cuts of the fastest chain, by dynamic programming. Raises CutRefused if the machines have too few common
-    cuts.
+    """Return the cuts of the fastest chain, by dynamic programming. Raises CutRefused if the machines have too few
+    common cuts.
     """
     names = _names(stations)
     if len(names) < len(stations) - 1:
@@ -94,7 +94,7 @@ def best_cuts(stations: Sequence[Station]) -> tuple[str, ...]:
 
 
 def parts_of(stations: Sequence[Station], cuts: Sequence[str]) -> list[Placed]:
-    """Each machine's part with these cuts."""
+    """Return each machine's part with these cuts."""
     parts = [Placed(stations[0].name, "", 0.0, _edge_ns(stations, cuts[0]), 0)]
     for at, cut in enumerate(cuts, 1):
         ends = _tail_ns(stations, at, cut) if at == len(cuts) else _middle_ns(stations, at, cut, cuts[at])
@@ -105,7 +105,7 @@ def parts_of(stations: Sequence[Station], cuts: Sequence[str]) -> list[Placed]:
 
 
 def _names(stations: Sequence[Station]) -> list[str]:
-    """The cuts that all machines know, in order."""
+    """Return the cuts that all machines know, in order."""
     known = [{cut.name for cut in one.profile.cuts} for one in stations[1:]]
     return [cut.name for cut in stations[0].profile.cuts if all(cut.name in one for one in known)]
 
@@ -139,7 +139,9 @@ def _tail_ns(stations: Sequence[Station], at: int, name: str) -> float:
 
 
 def _middle_ns(stations: Sequence[Station], at: int, first: str, second: str) -> float:
-    """A server's part between two cuts: its tail of the first without that of the second, and packing what crosses."""
+    """Return a server's part between two cuts: its tail of the first without that of the second, and packing what
+    crosses.
+    """
     edge, here = stations[0].profile, stations[at].profile
     begins, ends = _cut(here, first).stages, _cut(here, second).stages
     own = max(0.0, begins["compute"].middle - ends["compute"].middle)
@@ -149,7 +151,7 @@ def _middle_ns(stations: Sequence[Station], at: int, first: str, second: str) ->
 
 
 def measured(chain: Sequence[str], loaded: Loaded, wanted: Wanted, say: Say, progress: bool) -> tuple[Station, ...]:
-    """The edge, and each server with the link to it. Raises the errors of profiles and probes."""
+    """Return the edge, and each server with the link to it. Raises the errors of profiles and probes."""
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
     edge = edge_profile(loaded, wanted, say, progress)
     stations = [Station("edge", edge)]
@@ -237,7 +239,7 @@ class ChainChooser:
 
 
 def latency_ns(stations: Sequence[Station], cuts: Sequence[str]) -> float:
-    """The predicted time of a request."""
+    """Return the predicted time of a request."""
     return sum(one.network_ns + one.compute_ns for one in parts_of(stations, cuts))
 
 
@@ -249,7 +251,7 @@ def _asked(
     on_progress: Callable[[int, int, str], None],
     known: Profile | None = None,
 ) -> tuple[Profile, Link]:
-    """The profile of a server, unless it is ``known``, and the link to it from the previous one."""
+    """Return the profile of a server, unless it is ``known``, and the link to it from the previous one."""
     name, following = chain[at], list(chain[1 : at + 1])
     how: dict[str, Any] = {"weights_hash": edge.model.weights_hash, "credentials": wanted.credentials}
     settings = (wanted.warmup, wanted.repetitions, wanted.seconds)

@@ -48,12 +48,12 @@ SLACK_NS: Final = 50_000_000
 
 
 def expected_ns(candidate: Candidate) -> float:
-    """The expected time from the end of a request's head to its answer."""
+    """Return the expected time from the end of a request's head to its answer."""
     return sum(candidate.stages_ns.get(stage, 0.0) for stage in ("network", "queue", "tail"))
 
 
 def is_late(candidate: Candidate, waited_ns: float) -> bool:
-    """Whether the whole model should run here, too."""
+    """Return whether the whole model should run here, too."""
     return waited_ns > SLACK * expected_ns(candidate) + SLACK_NS
 
 
@@ -277,7 +277,7 @@ class AutoClient:
             return Flight(item, call, choice, stamps, until, running, exact, ahead)
 
     def _choose(self, item: Any) -> tuple[Choice, str]:
-        """The controller's choice, and the cut's name for this item."""
+        """Return the controller's choice, and the cut's name for this item."""
         self._tell_refused()
         self._tell_allowed()
         with self.lock:
@@ -340,7 +340,7 @@ class AutoClient:
         return answer
 
     def _answer(self, flight: Flight) -> Answer:
-        """The first answer."""
+        """Return the first answer."""
         running = flight.running
         if isinstance(running, Done):
             return running.answer
@@ -400,7 +400,7 @@ class AutoClient:
             self._start_hedge(flight, f"late: {elapsed / 1e6:.0f} ms, where {expected:.0f} were expected")
 
     def _waited(self, exchange: Exchange) -> int:
-        """Nanoseconds for which this request alone was awaited, after those before it."""
+        """Return nanoseconds for which this request alone was awaited, after those before it."""
         handed = exchange.stamps.packed
         return 0 if handed is None else now_ns() - max(handed, self._last_finished)
 
@@ -488,7 +488,7 @@ class AutoClient:
 
 
 def _unsent(flight: Flight) -> int:
-    """The bytes of a request still to be sent, as far as this side knows."""
+    """Return the bytes of a request still to be sent, as far as this side knows."""
     running = flight.running
     if isinstance(running, Done) or running.settled or running.exchange.stamps.last_sent is not None:
         return 0

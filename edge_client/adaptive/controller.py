@@ -57,7 +57,7 @@ class Steadiness:
         self._moves: list[int] = []  # when, since the last sudden change
 
     def gives_way(self, now: int, held: float, best: float) -> bool:
-        """Whether to replace the current candidate, given the scores of both: less is better."""
+        """Return whether to replace the current candidate, given the scores of both: less is better."""
         if best >= held:
             self._better = None
             return False
@@ -127,7 +127,8 @@ class Probing:
     def wants(
         self, now: int, *, doubtful: bool, congested: bool, shared: bool, goodput: float, gain: Callable[[], float]
     ) -> int | None:
-        """The bytes of the largest round of a probe that is due; None: no probe now. A call counts as having probed.
+        """Return the bytes of the largest round of a probe that is due; None: no probe now. A call counts as having
+        probed.
 
         ``congested``: the last probe came late, and the next one must find the cause. ``shared``: requests use the
         link. ``goodput``: the estimate in bytes per second. ``gain``: what a better link would gain, 0.2 = 20 %; 0 if
@@ -192,11 +193,13 @@ class Probing:
         self._lured = now if now - self._replaced < EVERY else -LONG_AGO
 
     def shared_with(self, began: int) -> bool:
-        """Whether a request sent at that time shared the link with a probe, so that its slowness means nothing."""
+        """Return whether a request sent at that time shared the link with a probe, so that its slowness means
+        nothing.
+        """
         return self._began is not None or self.was_behind(began)
 
     def was_behind(self, began: int) -> bool:
-        """Whether a request sent at that time shared the link with a probe that is over."""
+        """Return whether a request sent at that time shared the link with a probe that is over."""
         return began < self._over
 
     @property
@@ -237,7 +240,7 @@ class Side:
         return self._factor.value
 
     def expected_ns(self, key: str) -> float:
-        """The expected time of this candidate's part; 0 for a part that was not profiled."""
+        """Return the expected time of this candidate's part; 0 for a part that was not profiled."""
         return self._parts.get(key, 0.0) * self.factor
 
     def doubt(self) -> None:
@@ -351,7 +354,7 @@ class SplitController:
     # -- choosing
 
     def choose(self, now: int) -> Choice:
-        """The candidate for the next request."""
+        """Return the candidate for the next request."""
         self._doubt_server(now)
         if self._partitioner is not None and self._there:
             return self._ask(self._partitioner, self._candidates())
@@ -562,8 +565,8 @@ class SplitController:
         self._probing.ended(now, news=news)
 
     def wants_probe(self, now: int) -> int | None:
-        """The bytes of the largest round of a probe that is due now, besides the requests; None: no probe (`Probing`).
-        A call counts as having probed: `observe_link` or `server_gone` must follow.
+        """Return the bytes of the largest round of a probe that is due now, besides the requests; None: no probe
+        (`Probing`). A call counts as having probed: `observe_link` or `server_gone` must follow.
         """
         if self._estimate is None or not self._there:
             return None

@@ -92,14 +92,14 @@ class Decisions:
 
 
 def _kept(value: Any) -> Any:
-    """A number without spurious digits; None for what JSON cannot represent."""
+    """Return a number without spurious digits; None for what JSON cannot represent."""
     if not isinstance(value, float):
         return value
     return None if value in (math.inf, -math.inf) else round(value, 6)
 
 
 def _sentence(kind: str, known: Mapping[str, Any]) -> str:
-    """A decision as a sentence; all its numbers go to listeners."""
+    """Return a decision as a sentence; all its numbers go to listeners."""
     if kind == "choice":
         codec = f" with {known['codec']}" if "codec" in known else ""
         predicted = "" if known.get("predicted_ms") is None else f", {known['predicted_ms']:.1f} ms predicted"
@@ -144,7 +144,7 @@ time of both beyond an empty round (ns). Raises ServerUnavailable if they do not
 
 
 def probed(train: Train, rtt_ns: float, largest: int, believed_ns: float, patience_ns: float) -> Link:
-    """The link in the upward direction; nothing is known of the other.
+    """Return the link in the upward direction; nothing is known of the other.
 
     ``largest``: bytes of the largest first round of a train; ``believed_ns``: the estimated time of a byte;
     ``patience_ns``: the time limit of a train; a link on which one does not arrive is at most that fast.
@@ -161,8 +161,8 @@ def probed(train: Train, rtt_ns: float, largest: int, believed_ns: float, patien
 
 
 def _ns_per_byte(train: Train, large: int, small: int, believed_ns: float, patience_ns: float) -> float:
-    """Nanoseconds per byte of the faster of two rounds, if the first is inconsistent, or small and suggests a slower
-    link than estimated: a stall is not the link.
+    """Return nanoseconds per byte of the faster of two rounds, if the first is inconsistent, or small and suggests a
+    slower link than estimated: a stall is not the link.
 
     The second round's arrival shows the rate. The whole train shows less (it includes a token bucket's burst), but
     counts if a busy server received both rounds at once.

@@ -49,7 +49,7 @@ def chooser_of(
 
 
 def probed(server: str, credentials: Credentials, sizes: Sequence[int]) -> Link:
-    """The current link to a server, for requests of about these sizes. Raises ServerUnavailable."""
+    """Return the current link to a server, for requests of about these sizes. Raises ServerUnavailable."""
     from edge_client.probing import probe
 
     link, _ = probe(server, sizes, (0,), PROBE_SECONDS, patience=PROBE_PATIENCE, credentials=credentials)

@@ -95,13 +95,13 @@ class Belief:
             self._estimate.observe(bytes_up, bytes_down, max(1.0, ns))
 
     def wants_probe(self, now: float) -> bool:
-        """Whether a probe is due; never if none was answered."""
+        """Return whether a probe is due; never if none was answered."""
         if self._probed_link is None:
             return False
         return now - self._probed > (SOON if self._changed else AGAIN)
 
     def sizes(self) -> tuple[int, ...]:
-        """The sizes of a probe's rounds: small if a late request suggests that the link is slow now."""
+        """Return the sizes of a probe's rounds: small if a late request suggests that the link is slow now."""
         goodput = self.link.up.bytes_per_second if self.known else float("inf")
         largest = int(max(LEAST, min(LARGEST, SHARE * goodput, max(4 * LEAST, SHARE * self._at_most))))
         return 0, largest // 2, largest
@@ -158,7 +158,7 @@ class Cost(NamedTuple):
 
 
 def pick(tensors: Sequence[Mapping[str, Cost]], up_ns: Callable[[float], float]) -> tuple[str, ...]:
-    """The name of the codec for each tensor, possibly `RAW`. ``up_ns``: the time to send so many bytes.
+    """Return the name of the codec for each tensor, possibly `RAW`. ``up_ns``: the time to send so many bytes.
 
     Among equal ones the first.
     """
@@ -174,7 +174,7 @@ def pick(tensors: Sequence[Mapping[str, Cost]], up_ns: Callable[[float], float])
 
 
 def total(tensors: Sequence[Mapping[str, Cost]], way: Sequence[str], up_ns: Callable[[float], float]) -> float:
-    """Nanoseconds until all tensors have arrived and are decoded, one after the other."""
+    """Return nanoseconds until all tensors have arrived and are decoded, one after the other."""
     costs = [known[name] for known, name in zip(tensors, way, strict=True)]
     return sum(one.encode_ns + one.decode_ns for one in costs) + up_ns(sum(one.nbytes for one in costs))
 
@@ -227,17 +227,17 @@ class Speeds:
         return self._server.value
 
     def knows(self, codec: str, place: Place, kind: Kind) -> bool:
-        """Whether `cost` has an answer."""
+        """Return whether `cost` has an answer."""
         return (codec, place, kind) in self._ratio
 
     def least_ns(self, codec: str, kind: Kind, nbytes: int) -> float:
-        """A lower bound of the time for encoding and decoding; 0 if nothing of the kind was measured."""
+        """Return a lower bound of the time for encoding and decoding; 0 if nothing of the kind was measured."""
         with self._lock:
             known = [speeds.get((codec, kind)) for speeds in (self._encode, self._decode)]
             return sum(nbytes * one.value for one in known if one is not None)
 
     def cost(self, codec: str, place: Place, kind: Kind, nbytes: int) -> Cost | None:
-        """The cost of a tensor of ``nbytes`` there; None if it was never encoded."""
+        """Return the cost of a tensor of ``nbytes`` there; None if it was never encoded."""
         with self._lock:
             ratio = self._ratio.get((codec, place, kind))
             if ratio is None:
@@ -329,8 +329,8 @@ class Chooser:
     # A request
 
     def choose(self, early: EarlyOutput, offered: Collection[str], only: str | None = None) -> list[Codec]:
-        """The codec for every piece. ``offered``: the server's codecs; ``only``: one chosen with the cut, of which only
-        raw is an alternative.
+        """Return the codec for every piece. ``offered``: the server's codecs; ``only``: one chosen with the cut, of
+        which only raw is an alternative.
         """
         self.begin()
         allowed = self.codecs.allowed(early.layer_name)
@@ -354,11 +354,11 @@ class Chooser:
             )
 
     def held(self, cut: str) -> tuple[str, ...] | None:
-        """The names of the last choice for a cut, which the next one probably equals; None before the first."""
+        """Return the names of the last choice for a cut, which the next one probably equals; None before the first."""
         return self._held.get(cut)
 
     def _best(self, costs: Sequence[dict[str, Cost]], names: Sequence[str], link: Link) -> tuple[str, ...]:
-        """The best combination with at most one lossy codec, as calibrated."""
+        """Return the best combination with at most one lossy codec, as calibrated."""
         lossless = {RAW, *(name for name in names if CODECS[name].lossless)}
         ways = []
         for lossy in (None, *(name for name in names if name not in lossless)):
@@ -368,7 +368,7 @@ class Chooser:
         return min(ways, key=lambda way: total(costs, way, link.up.ns))
 
     def _steady(self, cut: str, costs: Sequence[dict[str, Cost]], best: tuple[str, ...], link: Link) -> tuple[str, ...]:
-        """The last choice there, unless the best is clearly better, because measurements are noisy."""
+        """Return the last choice there, unless the best is clearly better, because measurements are noisy."""
         held = self._held.get(cut, tuple(RAW for _ in costs))
         if held != best and len(held) == len(costs) and all(name in one for name, one in zip(held, costs, strict=True)):
             before, now = (total(costs, way, link.up.ns) for way in (held, best))
@@ -429,7 +429,7 @@ class Chooser:
         self.speeds.encoded(name, place, kind, nbytes, left, ns)
 
     def decoding_ns(self, early: EarlyOutput, codecs: Sequence[str]) -> float:
-        """The server's expected time to decode the pieces."""
+        """Return the server's expected time to decode the pieces."""
         found = 0.0
         for number, name in enumerate(codecs[: len(early.pieces)]):
             cost = self._known(early, number, [name]).get(name)
@@ -471,7 +471,7 @@ class Chooser:
 
 
 def _codec(early: EarlyOutput, number: int, name: str) -> Codec:
-    """The codec, with what it needs to know of the piece."""
+    """Return the codec, with what it needs to know of the piece."""
     bound = early.crossing.bound
     own = bound[number].get(name) if number < len(bound) else None
     return own or CODECS[name].at(early.layer_name, number)

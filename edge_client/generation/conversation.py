@@ -37,7 +37,7 @@ class Words:
 
     @classmethod
     def of(cls, spec: ModelSpec | None) -> Words:
-        """The tokenizer of a spec. Raises SpecError if it names none."""
+        """Return the tokenizer of a spec. Raises SpecError if it names none."""
         if spec is None:
             raise SpecError("a client made with a module has no spec, and so no tokenizer")
         tokenizer = spec.load_tokenizer()
@@ -192,7 +192,7 @@ class Conversation:
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def say(self, text: str, write: Callable[[str], None] | None = None) -> Turn:
-        """The answer to ``text``. ``write`` is called with each piece of it as it comes.
+        """Return the answer to ``text``. ``write`` is called with each piece of it as it comes.
 
         Raises as `generate`; then the turn is dropped, and the next one processes everything again.
         """
@@ -235,7 +235,9 @@ class Conversation:
         return self.words.encode(f"{self._system}\n{text}\n" if self._system else f"{text}\n")
 
     def _kept(self, ids: Sequence[int]) -> tuple[Any, int]:
-        """The state of the longest prefix that ``ids`` share with what the model has processed, and its length."""
+        """Return the state of the longest prefix that ``ids`` share with what the model has processed, and its
+        length.
+        """
         state = self._state
         if state is None:
             return None, 0

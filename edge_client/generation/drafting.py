@@ -154,7 +154,7 @@ def _leave_unused(cache: Any) -> None:
 
 
 def _holds_tensors(layer: Any) -> bool:
-    """Whether a state contains tensors: a window's length is one without dimensions."""
+    """Return whether a state contains tensors: a window's length is one without dimensions."""
     inside = [one for value in vars(layer).values() for one in (value if isinstance(value, list) else [value])]
     return any(isinstance(one, torch.Tensor) and one.dim() > 0 for one in inside)
 
@@ -167,7 +167,7 @@ class Source(Protocol):
     """A source of drafts."""
 
     def ready(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
-        """A context in which the model can be drafted for; yields the arguments of ``generate()``."""
+        """Return a context in which the model can be drafted for; yields the arguments of ``generate()``."""
 
     def set_length(self, candidates: Any, tokens: int) -> None:
         """Set the maximum number of tokens, at least 1, that transformers' candidate generator drafts."""
@@ -255,7 +255,7 @@ class Pace(Protocol):
     """Decides how many tokens to draft."""
 
     def choose(self) -> int:
-        """The number for the next step; 0 for none."""
+        """Return the number for the next step; 0 for none."""
 
     def step(self, asked: int, drafted: int, accepted: int, seconds: float | None) -> None:
         """Record a step: how many tokens were requested, drafted, and accepted. ``seconds``: of drafting and verifying;
@@ -537,7 +537,7 @@ class _Inputs:
     kwargs: dict[str, Any]
 
     def then(self, ids: torch.Tensor) -> _Inputs:
-        """The same for the call after it, if all of its drafts are accepted."""
+        """Return the same for the call after it, if all of its drafts are accepted."""
         kwargs, length = dict(self.kwargs, is_first_iteration=False), ids.shape[1]
         utils: Any = importlib.import_module("transformers.generation.utils")  # as its own loop does between two calls
         utils._prepare_attention_mask(kwargs, length, self.model.config.is_encoder_decoder)
@@ -546,7 +546,7 @@ class _Inputs:
         return _Inputs(self.model, self.prepare, ids, kwargs)
 
     def prepared(self, tokens: int) -> dict[str, Any]:
-        """The arguments of a call that processes the last ``tokens`` ids."""
+        """Return the arguments of a call that processes the last ``tokens`` ids."""
         given = self.prepare(self.ids, next_sequence_length=tokens, **self.kwargs)
         if "logits_to_keep" in given:
             given["logits_to_keep"] = tokens

@@ -59,8 +59,8 @@ def check_cut(model: nn.Module, cut: object) -> str:
 
 
 def check_cuts(model: nn.Module, cut: object, servers: int) -> tuple[str, ...]:
-    """The cuts, checked by `check_cut`: as many as servers, and one without a server. Raises SpecError for another
-    number, and CutRefused if a part cannot follow the previous one.
+    """Return the cuts, checked by `check_cut`: as many as servers, and one without a server. Raises SpecError for
+    another number, and CutRefused if a part cannot follow the previous one.
     """
     cuts = tuple(cut) if isinstance(cut, (list, tuple)) else (cut,)
     if len(cuts) != max(1, servers):
@@ -73,8 +73,8 @@ def check_cuts(model: nn.Module, cut: object, servers: int) -> tuple[str, ...]:
 
 
 def group_cut(model: nn.Module, group: str) -> str:
-    """The cut that leaves a group of modules ("vision", "audio", "fusion") here and the language model there: after the
-    first block of the language model, because before it the tokens themselves would cross.
+    """Return the cut that leaves a group of modules ("vision", "audio", "fusion") here and the language model there:
+    after the first block of the language model, because before it the tokens themselves would cross.
 
     Raises UnknownLayer for a group that the model does not have, CutRefused for one that does not precede the language
     model.
@@ -107,7 +107,7 @@ _LISTS: Final = (nn.ModuleList, nn.ModuleDict)
 
 
 def _blocks_told(model: nn.Module) -> str:
-    """The existing names, for the end of a message."""
+    """Return the existing names, for the end of a message."""
     reported = [f"{path}.0 to {path}.{count - 1}" for path, count in blocks(model)[:MOST]]
     return f" Its blocks are {', '.join(reported)}." if reported else ""
 
@@ -270,13 +270,13 @@ def _model_of(client: ClientCore, model: nn.Module | None) -> nn.Module:
 
 
 def _shares(model: nn.Module, other: nn.Module) -> bool:
-    """Whether both have the same tensors in memory under the same names, so that no hash is needed."""
+    """Return whether both have the same tensors in memory under the same names, so that no hash is needed."""
     mine, theirs = ({name: id(one) for name, one in each.state_dict(keep_vars=True).items()} for each in (model, other))
     return mine == theirs
 
 
 def _best(client: ClientCore, model: nn.Module, answer: Answer) -> str:
-    """The cut that a plan chooses. Raises the errors of planning."""
+    """Return the cut that a plan chooses. Raises the errors of planning."""
     from edge_client.generation.survey import best_generation_cut
     from edge_client.planning.generation import Workload  # few ask for it, and it loads what measures
 
@@ -285,5 +285,5 @@ def _best(client: ClientCore, model: nn.Module, answer: Answer) -> str:
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
-    """Whether its ``generate`` accepts stopping criteria."""
+    """Return whether its ``generate`` accepts stopping criteria."""
     return any(one.__module__.startswith("transformers.") and "generate" in vars(one) for one in type(model).__mro__)

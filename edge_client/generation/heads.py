@@ -36,7 +36,7 @@ class SharedHeads:
         self._runs = False
 
     def of_text(self, link: SessionLink) -> TextHeads:
-        """The heads of one copy of the model, whose steps use ``link``."""
+        """Return the heads of one copy of the model, whose steps use ``link``."""
         return TextHeads(self, link)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class SharedHeads:
         return mine.outcome.batch_size
 
     def _enough(self) -> bool:
-        """Whether enough heads wait to run together: half of many, while the server has the other half."""
+        """Return whether enough heads wait to run together: half of many, while the server has the other half."""
         waiting, all_ = len(self._waiting), len(self._waiting) + len(self._expected)
         return waiting == all_ or (all_ >= IN_HALVES and 2 * waiting >= all_)
 

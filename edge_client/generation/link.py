@@ -112,7 +112,7 @@ def _reply(answer: Answer) -> StepReply:
 
 
 def _durations(times: Times) -> dict[str, int]:
-    """The server's own durations (ns)."""
+    """Return the server's own durations (ns)."""
     return {
         "queue": times.server_queue,
         "decode": times.server_decode,

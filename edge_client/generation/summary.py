@@ -42,7 +42,7 @@ def criteria_with(clock: Clock, given: Any) -> Any:
 
 
 def prompt_length(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], clock: Clock) -> int:
-    """The number of tokens that the sequences began with."""
+    """Return the number of tokens that the sequences began with."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         ids = kwargs.get("decoder_input_ids")
     else:

@@ -73,7 +73,7 @@ class StepSampler:
         ]
 
     def _reply(self, split: SplitForward, at: int, inputs: dict[str, torch.Tensor], tokens: int) -> list[StepSample]:
-        """The samples of one reply; steps count as having their middle one's tokens."""
+        """Return the samples of one reply; steps count as having their middle one's tokens."""
         split.records.clear()
         with split:
             ends = token_times(self._model, inputs, NEW_TOKENS)
@@ -119,9 +119,9 @@ def survey_decoding(
     *,
     least: int = LEAST_ROUNDS,
 ) -> tuple[DecodingProfile, Sequence[StepSample]]:
-    """This side's profile, and samples of steps, measured alternately for ``seconds`` and at least ``least`` rounds, so
-    that a machine that slows down does so for both. ``on_progress`` is called with what comes next and the remaining
-    seconds.
+    """Return this side's profile, and samples of steps, measured alternately for ``seconds`` and at least ``least``
+    rounds, so that a machine that slows down does so for both. ``on_progress`` is called with what comes next and the
+    remaining seconds.
     """
     began, rounds = time.monotonic(), 0
     while rounds < least or time.monotonic() - began < seconds:
@@ -194,7 +194,8 @@ def best_generation_cut(
     constraints: Constraints | None = None,
     seconds: float = QUICK_SECONDS,
 ) -> str:
-    """The block after which ``client``'s model is best cut for a generation, even if everything here would be faster.
+    """Return the block after which ``client``'s model is best cut for a generation, even if everything here would be
+    faster.
 
     It is measured for ``seconds`` and at least one round (54 tokens, two thirds of them split). Raises as
     `gather_generation` does, SpecError if constraints leave no candidate and CutRefused if they leave no cut.

@@ -83,7 +83,7 @@ Entry = dict[str, Any]
 
 
 def said(text: object) -> str:
-    """The text as a single, short line."""
+    """Return the text as a single, short line."""
     line = one_line(str(text))
     return line if len(line) <= TEXT else f"{line[: TEXT - 1]}…"
 
@@ -94,7 +94,7 @@ def reading(one: Reading | None) -> list[Any] | None:
 
 
 def cloud(answer: Answer) -> Entry | None:
-    """The server's machine according to this answer, or None."""
+    """Return the server's machine according to this answer, or None."""
     if answer.load is None and answer.forward_cloud is None:
         return None
     last: LayerMetrics | None = answer.layers_cloud[-1] if answer.layers_cloud else None
@@ -110,7 +110,7 @@ def cloud(answer: Answer) -> Entry | None:
 
 
 def load(known: Load | None) -> Entry:
-    """A server's reported load."""
+    """Return a server's reported load."""
     now = {"at": round(time.time(), 3)}
     if known is None:
         return now
@@ -118,7 +118,7 @@ def load(known: Load | None) -> Entry:
 
 
 def link(up: float | None, down: float | None, rtt_ms: float | None, by: str, speed: str = "") -> Entry:
-    """Bytes per second each way, and milliseconds; None: unknown. ``speed``: the text for ``up``, by default the
+    """Return bytes per second each way, and milliseconds; None: unknown. ``speed``: the text for ``up``, by default the
     number.
     """
     found: Entry = finite({"at": round(time.time(), 3), "up": up, "down": down, "rtt": rtt_ms, "by": by, "said": speed})
@@ -126,7 +126,7 @@ def link(up: float | None, down: float | None, rtt_ms: float | None, by: str, sp
 
 
 def event(kind: str, text: object = "", **known: Any) -> Entry:
-    """An event: ``kind`` is "moved", "hedge", "gone", "back", "failed" and the like."""
+    """Return an event: ``kind`` is "moved", "hedge", "gone", "back", "failed" and the like."""
     shown = {key: said(one) if isinstance(one, str) else one for key, one in known.items()}
     found: Entry = finite({"at": round(time.time(), 3), "kind": kind, "text": said(text), **shown})
     return found

@@ -54,12 +54,12 @@ GROUPS: Final[Mapping[str, str]] = {
 
 
 def stages() -> list[Entry]:
-    """The rows of every request, in the order of `request`'s ``rows``."""
+    """Return the rows of every request, in the order of `request`'s ``rows``."""
     return [{"label": label, "group": GROUPS[name]} for name, label in TIME_ROWS.items()]
 
 
 def request(answer: Answer, number: int) -> Entry:
-    """The entry of one request, with times in milliseconds."""
+    """Return the entry of one request, with times in milliseconds."""
     edge, cloud = answer.forward_edge, answer.forward_cloud
     return {
         "number": number,
@@ -216,8 +216,8 @@ class Machine:
         sampler.touch(gpu)
 
     def look(self) -> Entry:
-        """The figures since the last call: per cent, bytes of this process, watts. Keeps the sampler running for some
-        seconds.
+        """Return the figures since the last call: per cent, bytes of this process, watts. Keeps the sampler running for
+        some seconds.
         """
         since, self._since = self._since, time.perf_counter_ns() - LAG_NS
         window = sampler.window(since, self._gpu)
@@ -309,7 +309,7 @@ class LinkWatch:
         self._board.add("cloud", board.load(ping.load))
 
     def _measured(self, rtt_ns: int) -> Speed:
-        """The upward speed, from the newest rounds."""
+        """Return the upward speed, from the newest rounds."""
         for _ in range(ROUNDS):
             self._rounds[0].append(self._prober.round(0, 0, SECONDS).network_ns)
             took = self._prober.round(self._size, 0, SECONDS).network_ns

@@ -103,7 +103,7 @@ class LightDashboard:
                 self._ping()
 
     def _machine(self) -> Entry:
-        """This machine's figures since the last call."""
+        """Return this machine's figures since the last call."""
         return {
             "at": round(time.time(), 3),
             "cpu": [psutil.cpu_percent(), "measured", ""],

@@ -70,7 +70,7 @@ class Application:
             await self._app(scope, receive, send)
 
     def _refused(self, headers: Headers, path: str) -> str | None:
-        """Why a request is refused, or None."""
+        """Return why a request is refused, or None."""
         host = headers.get("host", "")
         if not is_own(host, self._host):
             return f"this page is not served to the host {host[:100]!r}: open it by its address"
@@ -227,7 +227,7 @@ class PageServer(WebServer):
 
 
 def address_of(listen: str, name: str) -> tuple[str, int]:
-    """The address in [HOST:]PORT. Raises SpecError."""
+    """Return the address in [HOST:]PORT. Raises SpecError."""
     host, _, port = listen.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16) or (":" in host and not host.startswith("[")):
         raise SpecError(f'{name}: expected [HOST:]PORT, such as 8050, found "{listen[:100]}"')

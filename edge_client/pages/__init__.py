@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def duration(ns: float | None) -> str:
-    """Nanoseconds with a unit that suits."""
+    """Return nanoseconds with a unit that suits."""
     if ns is None:
         return "–"
     for factor, unit in ((1e9, "s"), (1e6, "ms")):
@@ -31,7 +31,7 @@ def short(value: float) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number and a noun: "1 input", "3 inputs"."""
+    """Return a number and a noun: "1 input", "3 inputs"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -58,7 +58,7 @@ def blocks(names: Sequence[str]) -> dict[str, str]:
 
 
 def _numbered(name: str) -> list[str]:
-    """Every parent of a layer that ends in a number, the outermost first; the layer's own number is none."""
+    """Return every parent of a layer that ends in a number, the outermost first; the layer's own number is none."""
     words = _plain(name).split(".")
     return [".".join(words[: at + 1]) for at, word in enumerate(words[:-1]) if word.isdigit()]
 

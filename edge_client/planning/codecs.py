@@ -53,7 +53,7 @@ class CodecLoss:
     """Why not all inputs were used: `TOO_LOSSY`, `DOMINATED`; empty: all were, or nothing can be lost."""
 
     def within(self, max_loss: float) -> bool:
-        """Whether its loss is shown to be at most ``max_loss``."""
+        """Return whether its loss is shown to be at most ``max_loss``."""
         return self.lossless or (self.high is not None and self.high <= max_loss)
 
 
@@ -98,14 +98,14 @@ class LossTable:
         return self._by_place.get((cut, codec))
 
     def allows(self, cut: str, codec: str, max_loss: float | None) -> bool:
-        """Whether a codec of this side may be used at a cut."""
+        """Return whether a codec of this side may be used at a cut."""
         if CODECS[codec].lossless:
             return True
         known = self.of(cut, codec)
         return max_loss is not None and known is not None and known.within(max_loss)
 
     def check(self, weights_hash: str, structure_digest: str) -> None:
-        """Raises SpecError for a table of other weights, or of another structure."""
+        """Raise SpecError for a table of other weights, or of another structure."""
         for what, theirs, ours in (
             ("weights", self.model.weights_hash, weights_hash),
             ("layers", self.model.structure_digest, structure_digest),
@@ -117,7 +117,7 @@ class LossTable:
                 )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         known = asdict(replace(self, books={}))
         del known["origin"]
         if self.books:
@@ -146,7 +146,7 @@ def write(table: LossTable, path: str | Path) -> None:
 
 
 def from_json(data: object, origin: str) -> LossTable:
-    """The reverse of `LossTable.as_dict`. Raises SpecError; unknown keys are ignored."""
+    """Return the reverse of `LossTable.as_dict`. Raises SpecError; unknown keys are ignored."""
     top = Fields(data, origin)
     if top.data.get("format") != FORMAT:
         raise SpecError(f'{origin}: no calibration of codecs: "format" is not "{FORMAT}"')
@@ -229,7 +229,7 @@ def _share(item: Fields, key: str) -> float:
 
 
 def loss_of(value: str | float, name: str = "max_loss") -> float:
-    """An allowed loss, from 0 to below 1, given as 0.005 or "0.5%". Raises SpecError."""
+    """Return an allowed loss, from 0 to below 1, given as 0.005 or "0.5%". Raises SpecError."""
     text = str(value).strip()
     try:
         found = float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -255,7 +255,7 @@ LEARNT: Final = (Basis.name, Frames.name)
 
 
 def learnt(codec: str, calibration: str | Path | LossTable | None) -> LossTable | None:
-    """The table with the books of a codec in `LEARNT`; None for others, and if books are given otherwise.
+    """Return the table with the books of a codec in `LEARNT`; None for others, and if books are given otherwise.
 
     Raises SpecError for a table without books.
     """
@@ -277,7 +277,9 @@ def table_of(codec: str, calibration: str | Path | LossTable | None) -> LossTabl
 
 
 def chosen_from(table: LossTable | None = None) -> tuple[str, ...]:
-    """All codecs except those that need the previous frame, or books: unless ``table`` has books, or measured them."""
+    """Return all codecs except those that need the previous frame, or books: unless ``table`` has books, or measured
+    them.
+    """
     without = (Frames.name,) if table is not None and table.books else LEARNT
     measured = set() if table is None else {one.codec for cut in table.cuts for one in cut.codecs}
     return tuple(name for name, one in CODECS.items() if name not in without and (one.listed or name in measured))
@@ -316,7 +318,7 @@ class Codecs:
         return cls(tuple(known), table, loss)
 
     def check(self, weights_hash: str, structure_digest: str) -> None:
-        """Raises SpecError if the table belongs to other weights."""
+        """Raise SpecError if the table belongs to other weights."""
         if self.table is not None:
             self.table.check(weights_hash, structure_digest)
 
@@ -334,5 +336,5 @@ class Codecs:
                 yield name, max(0.0, 1 - found.high)
 
     def allowed(self, cut: str) -> Sequence[str]:
-        """The names as in `at`."""
+        """Return the names as in `at`."""
         return [name for name, _ in self.at(cut)]

@@ -41,13 +41,13 @@ class BreakEven:
         return f"{self.what}: {'above' if self.more else 'below'} {number(self.at)} {self.unit} ({now})"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {"what": self.what, "unit": self.unit, "now": self.now, "at": self.at}
 
 
 def break_evens(decision: Decision, objective: Objective, link: Link, repredict: Repredict) -> list[BreakEven]:
-    """Where the runner-up of ``decision`` begins to beat all other allowed candidates, with one quantity changed at a
-    time.
+    """Return where the runner-up of ``decision`` begins to beat all other allowed candidates, with one quantity changed
+    at a time.
 
     Empty without a runner-up, and if something other than ``objective`` decided.
     """
@@ -89,7 +89,7 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
 
 
 def crossing(difference: Callable[[float], float]) -> float | None:
-    """The factor nearest to 1 at which ``difference`` rises to 0 or above; None if there is none."""
+    """Return the factor nearest to 1 at which ``difference`` rises to 0 or above; None if there is none."""
     found = []
     for limit in (WIDEST, 1 / WIDEST):
         steps = [math.log(limit) * number / STEPS for number in range(STEPS + 1)]
@@ -105,14 +105,14 @@ def crossing(difference: Callable[[float], float]) -> float | None:
 
 
 def uplink(link: Link, factor: float) -> Link:
-    """The same link with ``factor`` times the upward goodput."""
+    """Return the same link with ``factor`` times the upward goodput."""
     fixed, reported = link.up.ns(0), link.up.stated
     points = tuple((n, fixed + (ns - fixed) / factor) for n, ns in link.up.points)
     return Link(Curve(points, None if reported is None else reported.times(factor)), link.down, link.source)
 
 
 def round_trip(link: Link, rtt_ns: float) -> Link:
-    """The same link with another round-trip time."""
+    """Return the same link with another round-trip time."""
     fixed = link.up.ns(0)
     points = tuple((n, ns - fixed + rtt_ns) for n, ns in link.up.points)
     return Link(Curve(points, link.up.stated), link.down, link.source)

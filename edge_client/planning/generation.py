@@ -59,7 +59,7 @@ class Overhead:
     prefill_down: Line = field(default_factory=lambda: Line(HEADER_BYTES))
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         lines = ("step_up", "prefill_up", "step_down", "prefill_down")
         return {
             "network_ns": self.network_ns,
@@ -133,7 +133,7 @@ class Workload:
         return self.prompt_tokens + self.new_tokens
 
     def answer_bytes(self, tokens: int, words: int, word_bytes: int) -> float:
-        """The bytes of the logits of so many tokens."""
+        """Return the bytes of the logits of so many tokens."""
         if self.answer is None:
             return float(tokens * words * word_bytes)
         if len(self.answer) == 2:
@@ -230,7 +230,7 @@ class GenerationCandidate:
         return 1e9 / self.token.latency_ns if self.token.latency_ns else 0.0
 
     def of(self, goal: str) -> Candidate:
-        """The candidate for a name in `GOALS`."""
+        """Return the candidate for a name in `GOALS`."""
         return {"token": self.token, "first-token": self.first, "reply": self.reply}[goal]
 
 
@@ -262,13 +262,13 @@ def predict_generation(
 
 
 def check_goal(goal: str) -> None:
-    """Raises SpecError for a word not in `GOALS`."""
+    """Raise SpecError for a word not in `GOALS`."""
     if goal not in GOALS:
         raise SpecError(f"a plan of a generation is about {', '.join(GOALS)}, not {goal!r}")
 
 
 def check_same_blocks(edge: DecodingProfile, cloud: DecodingProfile) -> None:
-    """Raises SpecError naming the difference."""
+    """Raise SpecError naming the difference."""
     mine, theirs = [one.name for one in edge.blocks], [one.name for one in cloud.blocks]
     if mine != theirs:
         raise SpecError(
@@ -456,7 +456,7 @@ class StepSample:
 
 
 def cloud_profile(edge: DecodingProfile, samples: Sequence[StepSample], machine: dict[str, Any]) -> DecodingProfile:
-    """The server's profile. ``samples``: at the first and the last cut, for the same numbers of tokens.
+    """Return the server's profile. ``samples``: at the first and the last cut, for the same numbers of tokens.
 
     Raises ValueError if one of these is missing.
     """
@@ -475,7 +475,7 @@ def cloud_profile(edge: DecodingProfile, samples: Sequence[StepSample], machine:
 
 
 def head_profile(edge: DecodingProfile, samples: Sequence[StepSample]) -> DecodingProfile:
-    """The edge's profile in split steps. Raises as `cloud_profile` does."""
+    """Return the edge's profile in split steps. Raises as `cloud_profile` does."""
     last = len(edge.blocks) - 1
     steps = _Ends.of([one for one in samples if not one.prompt], lambda one: one.edge_ns, first=0, second=last)
     prompts = _Ends.of([one for one in samples if one.prompt], lambda one: one.edge_ns, first=0, second=last)
@@ -532,7 +532,7 @@ class _Ends:
 
 
 def _shared(edge: DecodingProfile, steps: Line, prompts: Line, samples: Sequence[StepSample]) -> tuple[Part, ...]:
-    """Each block's part of the time of all blocks but the first, scaled for the first."""
+    """Return each block's part of the time of all blocks but the first, scaled for the first."""
     at = statistics.median(one.tokens for one in samples)
     of_steps, of_prompts = _shares(edge, lambda part: part.step.at(at)), _shares(edge, lambda part: part.prefill.at(at))
     return tuple(
@@ -542,7 +542,7 @@ def _shared(edge: DecodingProfile, steps: Line, prompts: Line, samples: Sequence
 
 
 def _shares(edge: DecodingProfile, cost: Callable[[Part], float]) -> list[float]:
-    """Each block's share; those of all but the first add up to 1."""
+    """Return each block's share; those of all but the first add up to 1."""
     costs = [cost(block) for block in edge.blocks]
     total = sum(costs[1:])
     return [one / total if total else 1 / max(1, len(costs) - 1) for one in costs]
@@ -580,8 +580,8 @@ class Measured:
         *,
         power: Power | None = None,
     ) -> list[GenerationCandidate]:
-        """The predictions for it (`predict_generation`), possibly on another ``link``, or with either side's times
-        multiplied.
+        """Return the predictions for it (`predict_generation`), possibly on another ``link``, or with either side's
+        times multiplied.
         """
         return predict_generation(
             self.edge,
@@ -597,7 +597,7 @@ class Measured:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {
             "edge": decoding.to_json(self.edge),
             "head": decoding.to_json(self.head),

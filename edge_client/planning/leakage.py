@@ -74,13 +74,13 @@ class LeakageTable:
         return {(one.cut, one.codec): one for one in self.cuts if not one.refused}
 
     def of(self, cut: str, codec: str = RAW) -> CutLeakage | None:
-        """The measurement there; a lossless codec leaks what raw bytes do."""
+        """Return the measurement there; a lossless codec leaks what raw bytes do."""
         known = by_wire(codec)
         found = self._by_place.get((cut, codec))
         return self._by_place.get((cut, RAW)) if found is None and known is not None and known.lossless else found
 
     def check(self, weights_hash: str) -> None:
-        """Raises SpecError for a table of other weights."""
+        """Raise SpecError for a table of other weights."""
         if self.model.weights_hash != weights_hash:
             raise SpecError(
                 f"{self.origin} is of other weights ({self.model.weights_hash[:12]}..., here {weights_hash[:12]}...): "
@@ -88,7 +88,7 @@ class LeakageTable:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         known = asdict(self)
         del known["origin"]
         return {"format": FORMAT, "version": VERSION, **known}
@@ -105,7 +105,7 @@ class LeakageBound:
     codec: str = RAW
 
     def of(self, cut: str, codec: str = "") -> float | None:
-        """The upper bound of a candidate's leakage; None if it was not measured."""
+        """Return the upper bound of a candidate's leakage; None if it was not measured."""
         if cut == EDGE_ONLY:
             return 0.0
         if cut == CLOUD_FILE:
@@ -152,7 +152,7 @@ def read(path: str | Path) -> LeakageTable:
 
 
 def from_json(data: object, origin: str) -> LeakageTable:
-    """The reverse of `LeakageTable.as_dict`. Raises SpecError; unknown keys are ignored."""
+    """Return the reverse of `LeakageTable.as_dict`. Raises SpecError; unknown keys are ignored."""
     top = Fields(data, origin)
     if top.data.get("format") != FORMAT:
         raise SpecError(f'{origin}: no leakage file: "format" is not "{FORMAT}"')

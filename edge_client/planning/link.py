@@ -43,13 +43,13 @@ class Speed:
 
     @classmethod
     def exactly(cls, value: float) -> Speed:
-        """A given speed; an infinite one is unknown."""
+        """Return a given speed; an infinite one is unknown."""
         if not math.isfinite(value):
             return cls(None, None, None, "more bytes take no more time")
         return cls(value, value, value)
 
     def times(self, factor: float) -> Speed:
-        """The speed of a link ``factor`` times as fast."""
+        """Return the speed of a link ``factor`` times as fast."""
         value, low, high = (None if one is None else one * factor for one in (self.value, self.low, self.high))
         return Speed(value, low, high, self.why)
 
@@ -59,7 +59,7 @@ class Speed:
         return self.high / self.low if self.low and self.high else math.inf
 
     def overlaps(self, other: Speed) -> bool:
-        """Whether both may be the same speed; False if either has no interval."""
+        """Return whether both may be the same speed; False if either has no interval."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
             return False
         return self.low <= other.high and other.low <= self.high
@@ -90,7 +90,7 @@ class Speed:
 
 
 def speed_of(rounds: Mapping[int, Sequence[float]]) -> Speed:
-    """The speed from the durations of rounds (ns), by their bytes."""
+    """Return the speed from the durations of rounds (ns), by their bytes."""
     largest = max(rounds, default=0)
     smaller = half_of(sorted(rounds), largest)
     if not largest:
@@ -109,7 +109,7 @@ def speed_of(rounds: Mapping[int, Sequence[float]]) -> Speed:
 
 
 def half_of(sizes: Sequence[int], largest: int) -> int:
-    """The largest of ``sizes`` (including 0) that is at most half of ``largest``."""
+    """Return the largest of ``sizes`` (including 0) that is at most half of ``largest``."""
     return max((one for one in sizes if one <= largest / 2), default=0)
 
 
@@ -124,7 +124,7 @@ def shift(larger: Sequence[float], smaller: Sequence[float]) -> tuple[float, flo
 
 
 def mbit(bytes_per_second: float | None) -> str:
-    """A link's speed as text."""
+    """Return a link's speed as text."""
     if bytes_per_second is None:
         return "-"
     bits = bytes_per_second * 8
@@ -228,11 +228,11 @@ class Curve:
 
     @classmethod
     def line(cls, fixed_ns: float, bytes_per_second: float) -> Curve:
-        """A link given by its numbers."""
+        """Return a link given by its numbers."""
         return cls(((0, fixed_ns), (1 << 20, fixed_ns + (1 << 20) / bytes_per_second * 1e9)))
 
     def ns(self, nbytes: float) -> float:
-        """The nanoseconds for ``nbytes``."""
+        """Return the nanoseconds for ``nbytes``."""
         points = self.points
         last, ns = points[-1]
         if nbytes >= last:
@@ -312,7 +312,7 @@ class Link:
 
     @classmethod
     def from_dict(cls, data: object, origin: str) -> Link:
-        """The reverse of `as_dict`, for a server's data. Raises SpecError."""
+        """Return the reverse of `as_dict`, for a server's data. Raises SpecError."""
         try:
             known: Any = data
             curves = []
@@ -329,12 +329,12 @@ class Link:
             raise SpecError(f"the link that {origin} reports: {error!s:.200}") from error
 
     def network_ns(self, bytes_up: float, bytes_down: float) -> float:
-        """Nanoseconds on the network for a request and its answer."""
+        """Return nanoseconds on the network for a request and its answer."""
         return self.up.ns(bytes_up) + self.down.ns(bytes_down)
 
 
 def as_points(curve: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
-    """The points from JSON."""
+    """Return the points from JSON."""
     return tuple((int(size), float(ns)) for size, ns in curve)
 
 
@@ -416,15 +416,15 @@ class LinkEstimate:
         return self._rtt.value
 
     def goodput(self) -> tuple[float, float]:
-        """Bytes per second up and down, at the size of the largest request."""
+        """Return bytes per second up and down, at the size of the largest request."""
         return tuple(self._largest / way.ns(self._largest) * 1e9 for way in (self._up, self._down))  # type: ignore[return-value]
 
     def ns(self, bytes_up: float, bytes_down: float) -> float:
-        """The expected time of a transfer."""
+        """Return the expected time of a transfer."""
         return self._rtt.value + self._up.ns(bytes_up) + self._down.ns(bytes_down)
 
     def speaks_of_goodput(self, bytes_up: float, bytes_down: float) -> bool:
-        """Whether such a transfer would show the goodput, up or down, fast or slow."""
+        """Return whether such a transfer would show the goodput, up or down, fast or slow."""
         ups, downs = self._up.ns(bytes_up), self._down.ns(bytes_down)
         return max(ups, downs) >= 0.3 * self.ns(bytes_up, bytes_down) and max(bytes_up, bytes_down) >= self._floor
 

@@ -75,11 +75,11 @@ class Graph:
         return found
 
     def allows(self, own: set[int]) -> bool:
-        """Whether these nodes may run before the others."""
+        """Return whether these nodes may run before the others."""
         return all(self.nodes[one].needs <= own and self.nodes[one].after <= own for one in own)
 
     def cost(self, own: set[int]) -> float:
-        """Nanoseconds of a request for which these nodes run on the edge."""
+        """Return nanoseconds of a request for which these nodes run on the edge."""
         ns = sum(node.edge_ns if number in own else node.cloud_ns for number, node in enumerate(self.nodes))
         for one in self.tensors:
             is_here = INPUTS in one.made or bool(one.made & own)
@@ -88,7 +88,7 @@ class Graph:
         return ns
 
     def least(self) -> set[int]:
-        """The nodes on the edge's side of a minimum cut."""
+        """Return the nodes on the edge's side of a minimum cut."""
         flow = networkx.DiGraph()
         flow.add_nodes_from(("edge", "cloud"))
         for number, node in enumerate(self.nodes):
@@ -224,7 +224,7 @@ class Best:
     """Numbers of the graph's nodes that run on the edge."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {
             "names": list(self.names),
             "latency_ns": self.latency_ns,
@@ -243,7 +243,7 @@ def best_set(
     edge_factor: float = 1.0,
     predicted: Mapping[str, float] | None = None,
 ) -> Best | None:
-    """The calls to run on the edge, according to both sides' profiles and the link; None if no set can be cut.
+    """Return the calls to run on the edge, according to both sides' profiles and the link; None if no set can be cut.
 
     ``edge_factor`` multiplies the edge's times. ``predicted``: by the name of a single cut, its predicted nanoseconds,
     from which a request's costs besides its layers follow.
@@ -284,8 +284,8 @@ def best_set(
 
 
 def names_of(builder: _Builder, graph: Graph, own: set[int]) -> list[ModuleCall]:
-    """The fewest calls that contain exactly these nodes: blocks and layers, without those that others need anyway.
-    Operations at the border that no call contains stay with the server.
+    """Return the fewest calls that contain exactly these nodes: blocks and layers, without those that others need
+    anyway. Operations at the border that no call contains stay with the server.
     """
     inside: dict[ModuleCall, list[int]] = {}
     for number, call in enumerate(builder.calls):
@@ -313,8 +313,8 @@ def _in(call: ModuleCall | None, names: Sequence[ModuleCall]) -> bool:
 
 
 def _times(edge: Profile, cloud: Profile, edge_factor: float) -> Callable[[int | None], tuple[float, float]]:
-    """A layer's time on each side: by how much the head grows, and the tail shrinks, according to the profiles at the
-    cuts before and after it. Operations between layers count with the layer after them.
+    """Return a layer's time on each side: by how much the head grows, and the tail shrinks, according to the profiles
+    at the cuts before and after it. Operations between layers count with the layer after them.
     """
     whole = cloud.cut("input")
     most = cloud.alone_ns.middle if whole is None else whole.stages["compute"].middle
@@ -351,8 +351,8 @@ def _shared(profile: Profile, done: Mapping[int, float], most: float) -> dict[in
 
 
 def _common(edge: Profile, cloud: Profile, nbytes: int, edge_factor: float) -> float:
-    """Nanoseconds besides layers and link: packing and unpacking ``nbytes``, like the three cuts nearest in size, and
-    finishing a request.
+    """Return nanoseconds besides layers and link: packing and unpacking ``nbytes``, like the three cuts nearest in
+    size, and finishing a request.
     """
     near = sorted(edge.cuts, key=lambda cut: abs(cut.frontier_bytes - nbytes))[:3]
     found = []

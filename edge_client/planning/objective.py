@@ -73,7 +73,7 @@ class Candidate:
         return self.layer_id is not None and self.layer_id >= 0 and self.name != CLOUD_FILE and not self.last
 
     def as_near_as(self, other: Candidate) -> bool:
-        """Whether the intervals of both overlap, so that either may turn out to be faster."""
+        """Return whether the intervals of both overlap, so that either may turn out to be faster."""
         if self.interval_ns is None or other.interval_ns is None:
             return False
         return self.interval_ns[0] <= other.interval_ns[1] and other.interval_ns[0] <= self.interval_ns[1]
@@ -88,7 +88,7 @@ class Candidate:
         return self.stages_ns.get("tail", 0.0)
 
     def interval(self) -> dict[str, float | None]:
-        """The ends of its interval by their names in tables and JSON."""
+        """Return the ends of its interval by their names in tables and JSON."""
         low, high = self.interval_ns or (None, None)
         return {"latency_low_ns": low, "latency_high_ns": high}
 
@@ -112,8 +112,8 @@ class Candidate:
 
 
 def undominated(candidates: Sequence[Candidate], costs: Collection[str] = OTHER_COSTS) -> list[Candidate]:
-    """The candidates without those that another beats in everything, whatever the link and the speed of either side
-    become.
+    """Return the candidates without those that another beats in everything, whatever the link and the speed of either
+    side become.
 
     ``costs``: of `OTHER_COSTS` those that count, besides the times of both sides and the bytes both ways.
     """
@@ -178,7 +178,9 @@ class Objective:
         return ",".join(f"{name}={weight:g}" for name, weight in self.weights.items())
 
     def scores(self, candidates: Sequence[Candidate]) -> list[float]:
-        """A score for each candidate; less is better. Raises SpecError if a number is unavailable, with the reason."""
+        """Return a score for each candidate; less is better. Raises SpecError if a number is unavailable, with the
+        reason.
+        """
         total = [0.0] * len(candidates)
         for name, weight in self.weights.items():
             costs = [self._cost(name, one) for one in candidates]
@@ -219,7 +221,7 @@ class Constraints:
             raise SpecError(f"{option('min_accuracy', self.min_accuracy)}: expected a share from 0 to 1")
 
     def violated(self, one: Candidate) -> _Violation | None:
-        """The first constraint that ``one`` violates, or None."""
+        """Return the first constraint that ``one`` violates, or None."""
         if self.max_edge_memory is not None:
             memory = one.edge_memory.value
             if memory is None:
@@ -239,7 +241,7 @@ class Constraints:
         return self._leaks(one)
 
     def _leaks(self, one: Candidate) -> _Violation | None:
-        """The violation of the leakage limit, which no link or load changes, or None."""
+        """Return the violation of the leakage limit, which no link or load changes, or None."""
         if self.leakage is None:
             return None
         found, most = self.leakage.of(one.name, one.codec), self.leakage.most
@@ -250,7 +252,7 @@ class Constraints:
         return None
 
     def leaks_no_more(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those that the leakage limit allows."""
+        """Return those that the leakage limit allows."""
         return [one for one in candidates if self._leaks(one) is None]
 
 
@@ -300,7 +302,7 @@ class Decision:
 def decide(
     candidates: Sequence[Candidate], objective: Objective | None = None, constraints: Constraints | None = None
 ) -> Decision:
-    """The best allowed candidate; among equals the first. ``objective``: latency by default.
+    """Return the best allowed candidate; among equals the first. ``objective``: latency by default.
 
     Raises SpecError: no candidate satisfies the constraints (how many each removed, and the nearest miss), or the
     objective's numbers are unavailable (why).

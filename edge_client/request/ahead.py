@@ -55,7 +55,7 @@ class SentFrames:
         self._pause = 0
 
     def codecs(self, early: EarlyOutput) -> tuple[list[Codec], Frame]:
-        """The codecs for the next frame, and its identity for `answered` and `lost`."""
+        """Return the codecs for the next frame, and its identity for `answered` and `lost`."""
         crossing = early.crossing
         with self._lock:
             rings = self._rings.setdefault(crossing.digest, [Ring() for _ in crossing.grains])
@@ -177,7 +177,7 @@ class Ahead:
         self.took_ns += now_ns() - began
 
     def parcel(self, early: EarlyOutput, codecs: Sequence[Codec]) -> Parcel | None:
-        """The frontier, whose sections have been sent or are sent one by one; None if it is sent as a whole."""
+        """Return the frontier, whose sections have been sent or are sent one by one; None if it is sent as a whole."""
         if self._crossing is None or early.crossing is not self._crossing:
             self._was_in_vain()
             return None

@@ -104,7 +104,7 @@ class Learnt(Protocol):
         """By the name of a cut."""
 
     def check(self, weights_hash: str, structure_digest: str) -> None:
-        """Raises SpecError if it belongs to other weights."""
+        """Raise SpecError if it belongs to other weights."""
 
 
 class EdgeModel:
@@ -202,7 +202,7 @@ class EdgeModel:
         return sides
 
     def greeting(self, client_id: str) -> split_pb2.ClientFrame:
-        """The hello: plans the example and hashes the weights, on which the server must agree.
+        """Return the hello: plans the example and hashes the weights, on which the server must agree.
 
         Raises SpecError for a calibration, or a learned codec, of other weights.
         """
@@ -227,8 +227,8 @@ class EdgeModel:
         )
 
     def check_unchanged(self, call: Call | None = None, cut: Cut = "") -> None:
-        """Raises Disagreement if the model was changed since it was wrapped, or its weights since the hello, because
-        the server's differ; and CutRefused if a module of a ``call`` that runs behind the ``cut`` has got a hook.
+        """Raise Disagreement if the model was changed since it was wrapped, or its weights since the hello, because the
+        server's differ; and CutRefused if a module of a ``call`` that runs behind the ``cut`` has got a hook.
         """
         if self._agreed is None or self._agreed.is_same:
             return
@@ -251,7 +251,7 @@ class EdgeModel:
                 )
 
     def manifest(self) -> bytes | None:
-        """The facts behind the hello's digests; None if they are too large for the wire."""
+        """Return the facts behind the hello's digests; None if they are too large for the wire."""
         return encode(self.wrapped.manifest(None if self.example is None else self._planned(Call(*self.example))))
 
     def plan_example(self) -> str:
@@ -278,7 +278,7 @@ class EdgeModel:
                     raise CutRefused(f"a chain's cuts come one behind the other: {second} is not behind {first}")
 
     def name_of(self, cut: Cut) -> str:
-        """The name of a layer or block. Raises UnknownLayer."""
+        """Return the name of a layer or block. Raises UnknownLayer."""
         if isinstance(cut, str):
             return cut
         self.plan_example()
@@ -360,7 +360,7 @@ class EdgeModel:
         return crossing, self._codecs(crossing, names)
 
     def _codecs(self, crossing: Crossing, names: Sequence[str]) -> list[Codec]:
-        """The codecs of the pieces by name, with their books."""
+        """Return the codecs of the pieces by name, with their books."""
         bound: Sequence[Mapping[str, Codec]] = crossing.bound or [{}] * len(names)
         return [
             codecs.RAW if name in self.failed else own.get(name) or codecs.CODECS[name].at(crossing.name, number)
@@ -375,7 +375,7 @@ class EdgeModel:
             log.warning("codec %s is not used any more, and the request is sent without it: %s", name, why)
 
     def _with_own(self, crossing: Crossing) -> Crossing:
-        """The cut with this side's books for it."""
+        """Return the cut with this side's books for it."""
         cut = crossing.name
         books = self.books.get(cut)
         if books is not None:
@@ -397,7 +397,7 @@ class EdgeModel:
         return None
 
     def _by_books(self, crossing: Crossing, books: Books) -> Crossing:
-        """The cut with its books, cached; unchanged if other pieces cross than when these were learned."""
+        """Return the cut with its books, cached; unchanged if other pieces cross than when these were learned."""
         known = self._with_books.get(crossing.digest)
         if known is None or known.books is not books:
             known = crossing.with_books(books) if len(books) == len(crossing.grains) else crossing
@@ -447,7 +447,7 @@ class EdgeModel:
         return Call(*self.spec.preprocess(InputItem(path)))
 
     def output(self, exchange: Exchange) -> Any:
-        """The model's output from an answered exchange, on the CPU."""
+        """Return the model's output from an answered exchange, on the CPU."""
         self.lifecycle.emit(Stage.BEFORE_DECODE, nbytes=len(exchange.payload))
         value = wire.answer_value(exchange, self.find)
         self.lifecycle.emit(Stage.AFTER_DECODE, value=value)
@@ -481,7 +481,7 @@ class EdgeModel:
         return output, observations, names
 
     def _failed(self, error: Exception, what: str, args: Any, kwargs: Any) -> IsthmusError:
-        """The error to raise if the model raised ``error``: InputMismatch if the inputs explain it, else
+        """Return the error to raise if the model raised ``error``: InputMismatch if the inputs explain it, else
         ModelFailed.
         """
         model, inputs = self.wrapped.model, (args, kwargs)
@@ -498,6 +498,6 @@ class EdgeModel:
 
 
 def _with_words(error: UnknownLayer, cut: Cut) -> UnknownLayer:
-    """The error with similar words that are no layers, which the engine does not know."""
+    """Return the error with similar words that are no layers, which the engine does not know."""
     hint = near(cut, (*WORDS, "input"), NEAR) if isinstance(cut, str) else ""
     return UnknownLayer(f"{str(error).partition(' Did you mean')[0]}{hint}") if hint else error

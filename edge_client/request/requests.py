@@ -271,7 +271,7 @@ class Receiver:
             )
 
     def _witness(self, running: Running, output: Any) -> tuple[Witness | None, Any]:
-        """The witness, if there is to be one, and the answer's output after it."""
+        """Return the witness, if there is to be one, and the answer's output after it."""
         # what this side changes itself is not the model's own
         if running.kept is None or running.head.transforms:
             return None, output
@@ -386,7 +386,7 @@ class Requests:
             self._reports.over(running.about, running.exchange.error or Cancelled(why))
 
     def _lost(self) -> str | None:
-        """Why no server can be asked, if this side may answer itself; else None."""
+        """Return why no server can be asked, if this side may answer itself; else None."""
         connection = self._sender.connect() if self._fallback else None
         if connection is None or not connection.gone:
             return None

@@ -221,7 +221,7 @@ def closing_with(source: Any, answers: Iterator[Answer | Failure]) -> Iterator[A
 
 
 def _length(inputs: Iterable[Any]) -> int | None:
-    """The number of inputs; None if unknown, such as for a `DataLoader` whose length raises."""
+    """Return the number of inputs; None if unknown, such as for a `DataLoader` whose length raises."""
     try:
         return len(inputs) if isinstance(inputs, Sized) else None
     except (TypeError, NotImplementedError):
@@ -327,7 +327,7 @@ def restarted(old: Stamps) -> Stamps:
 
 
 def work_of(item: object, cut: Cut) -> Path | None:
-    """The file to send as it is; None if the cut is another one."""
+    """Return the file to send as it is; None if the cut is another one."""
     if cut != CLOUD_FILE:
         return None
     path = getattr(item, "path", item)
@@ -359,12 +359,12 @@ class Reports:
         self._singles = itertools.count()
 
     def about(self, position: Position | None = None) -> About:
-        """A new request; ``position``: of its input in its run, None for a single one."""
+        """Return a new request; ``position``: of its input in its run, None for a single one."""
         position = position or Position(next(self._singles), None)
         return About(self.next_id(), position.index, position.total, self._edge_model.model_id, self._client_id)
 
     def next_id(self) -> int:
-        """A request id that is unique for this client."""
+        """Return a request id that is unique for this client."""
         return next(self._ids)
 
     def ending(self, about: About, answer: Callable[[], Answer]) -> Answer:
@@ -414,8 +414,8 @@ class Places:
         return f"{self._taken} requests of {size(self._bytes)}"
 
     def take(self, cut: Hashable, most: int, until: float) -> Place | None:
-        """A place, once fewer than ``most`` are taken and there is room for what crosses at ``cut``; None if there is
-        none before ``until`` (``time.monotonic()``).
+        """Return a place, once fewer than ``most`` are taken and there is room for what crosses at ``cut``; None if
+        there is none before ``until`` (``time.monotonic()``).
         """
         with self._lock:
             expected = self._expected(cut)
@@ -559,7 +559,7 @@ class Sender:
         )
 
     def place(self, cut: Hashable, most: int, until: float) -> Place:
-        """A place among ``most`` requests of this client, when there is one. Raises DeadlineExceeded."""
+        """Return a place among ``most`` requests of this client, when there is one. Raises DeadlineExceeded."""
         if (place := self.places.take(cut, most, until)) is None:
             raise DeadlineExceeded(
                 f"{self.places} are in flight and none was answered before the deadline (max_in_flight, "
@@ -628,7 +628,7 @@ class Sender:
         return self._metrics and self._edge_model.wrapped.metrics_enabled
 
     def _bytes_ahead(self) -> int:
-        """Bytes of earlier requests still to be sent."""
+        """Return bytes of earlier requests still to be sent."""
         self._sending = [one for one in self._sending if one.stamps.last_sent is None and not one.settled]
         return sum([one.bytes_up for one in self._sending]) if self._sending else 0
 

@@ -251,7 +251,7 @@ class Writer:
         self.outputs = [name for name, node in given if node[0] == "t"]
 
     def feeds(self) -> dict[str, Any]:
-        """The example as numpy arrays by name."""
+        """Return the example as numpy arrays by name."""
         return {name: as_sent(one).contiguous().numpy() for name, one in zip(self.inputs, self.samples[0], strict=True)}
 
     def write(self, names: Sequence[str], whole: bool, vary: str) -> ExportedHeads:

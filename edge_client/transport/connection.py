@@ -120,7 +120,7 @@ class Backoff:
         self._n = 0
 
     def next(self) -> float:
-        """The seconds to wait before the next attempt."""
+        """Return the seconds to wait before the next attempt."""
         delay = min(self._ceiling, self._first * self._factor**self._n)
         if delay < self._ceiling:
             self._n += 1
@@ -407,7 +407,7 @@ class Connection:
         return min(patience, REFUSED_SECONDS) if self._otherwise and self._nobody else patience
 
     def _patience_left(self) -> float:
-        """Seconds until the first waiting request gives up."""
+        """Return seconds until the first waiting request gives up."""
         with self._changed:
             return self._waiting.left(self._without_stream_since or time.monotonic(), self._patience)
 
@@ -593,7 +593,7 @@ class Connection:
             self.lifecycle.emit(Stage.BEFORE_RECONNECT, address=self.address, reason=reason, waiting=waiting)
 
     def _unavailable(self, seconds: float) -> IsthmusError:
-        """The error for a request that has waited ``seconds``."""
+        """Return the error for a request that has waited ``seconds``."""
         if self._refused is not None:
             return Disagreement(f"{self._refused} (what differs was still being looked at after {seconds:.1f} s)")
         tries = f"{self._tries} attempt{'' if self._tries == 1 else 's'}"

@@ -99,7 +99,7 @@ class Exchange:
         return self._outgoing
 
     def remaining(self) -> float:
-        """The seconds left, at least 0."""
+        """Return the seconds left, at least 0."""
         return max(0.0, self.until - time.monotonic())
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -232,7 +232,7 @@ class Waiting:
             self._openers.append(who)
 
     def find(self, request_id: int) -> Exchange | None:
-        """The request that waits under this id, or None."""
+        """Return the request that waits under this id, or None."""
         return self._requests.get(request_id)
 
     def leave(self, who: Exchange | Opener) -> None:
@@ -244,18 +244,18 @@ class Waiting:
             self._openers.remove(who)
 
     def in_order(self) -> list[Exchange]:
-        """The requests in the order of submission."""
+        """Return the requests in the order of submission."""
         return [exchange for _, exchange in sorted(self._requests.items())]
 
     def take_openers(self) -> list[Opener]:
-        """The callers of `open`, who wait no longer: whoever takes them gives them the Welcome."""
+        """Return the callers of `open`, who wait no longer: whoever takes them gives them the Welcome."""
         openers, self._openers = self._openers, []
         for opener in openers:
             self._since.pop(opener, None)
         return openers
 
     def left(self, lost: float, patience: float) -> float:
-        """Seconds until the first has waited for ``patience`` without a stream, 0 or more.
+        """Return seconds until the first has waited for ``patience`` without a stream, 0 or more.
 
         There is none since ``lost``; each counts from when it came, for its patience is its own.
         """
@@ -280,7 +280,7 @@ class Waiting:
         return min(self._most, welcome.max_in_flight or self._most)
 
     def refuse(self, exchange: Exchange, welcome: split_pb2.Welcome | None) -> bool:
-        """Whether the server would not accept this request, which is then settled."""
+        """Return whether the server would not accept this request, which is then settled."""
         if welcome is not None and exchange.is_step and not welcome.inline_bytes:
             self.leave(exchange)
             return exchange.settle(Disagreement(f"{self._address} is older than decoding sessions, and has none"))

@@ -74,7 +74,7 @@ class KeepAlive:
         check_seconds("timeout", self.timeout)
 
     def options(self) -> list[tuple[str, int]]:
-        """The gRPC channel arguments."""
+        """Return the gRPC channel arguments."""
         timeout_ms = int(self.timeout * 1000)
         return [
             ("grpc.keepalive_time_ms", int(self.every * 1000)),
@@ -140,7 +140,7 @@ _FINAL: Final[dict[grpc.StatusCode, type[IsthmusError]]] = {
 
 
 def final_error(error: grpc.RpcError, address: str, credentials: Credentials | None = None) -> IsthmusError | None:
-    """The error for a stream that ended permanently; None for one that broke.
+    """Return the error for a stream that ended permanently; None for one that broke.
 
     ``credentials``: used to open it, if it is not known yet whether they are accepted.
     """
@@ -158,7 +158,8 @@ def final_error(error: grpc.RpcError, address: str, credentials: Credentials | N
 
 
 def refusal(error: grpc.RpcError, address: str, credentials: Credentials | None = None) -> IsthmusError:
-    """The error that a call ended with, by the name that an Isthmus server gives it; otherwise `ServerUnavailable`.
+    """Return the error that a call ended with, by the name that an Isthmus server gives it; otherwise
+    `ServerUnavailable`.
 
     ``credentials``: as in `final_error`.
     """
@@ -173,18 +174,18 @@ def refusal(error: grpc.RpcError, address: str, credentials: Credentials | None 
 
 
 def reason(error: grpc.RpcError) -> str:
-    """Why the stream ended, for messages."""
+    """Return why the stream ended, for messages."""
     call = _call(error)
     return f"{call.code().name}: {call.details() or 'no details'}"
 
 
 def pinged_too_often(error: grpc.RpcError) -> bool:
-    """Whether the server ended the connection because of keep-alive pings."""
+    """Return whether the server ended the connection because of keep-alive pings."""
     return "too_many_pings" in (_call(error).details() or "")
 
 
 def nobody_there(error: grpc.RpcError) -> bool:
-    """Whether the other machine reported that the port is closed."""
+    """Return whether the other machine reported that the port is closed."""
     return "Connection refused" in (_call(error).details() or "")
 
 

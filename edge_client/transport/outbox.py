@@ -92,7 +92,7 @@ class Opening:
         self._frames.append(split_pb2.ClientFrame(closing=closing))
 
     def next(self) -> ClientFrame | None:
-        """The next frame, or None if there is none yet."""
+        """Return the next frame, or None if there is none yet."""
         return self._frames.popleft() if self._frames else None
 
     @property
@@ -135,7 +135,7 @@ class Area:
 
     @classmethod
     def made(cls, nbytes: int) -> Area | None:
-        """An area, or None if the system has no such memory or none is wanted."""
+        """Return an area, or None if the system has no such memory or none is wanted."""
         if sys.platform != "linux" or nbytes <= PAGE:
             return None
         try:
@@ -148,7 +148,7 @@ class Area:
         return split_pb2.Area(pid=os.getpid(), fd=self._fd, nbytes=len(self._memory), nonce=self._nonce)
 
     def take(self, request_id: int, nbytes: int) -> int | None:
-        """The offset of a place for a payload; None if no gap is large enough."""
+        """Return the offset of a place for a payload; None if no gap is large enough."""
         start = PAGE
         for taken, end in sorted(self._taken.values()):
             if start + nbytes <= taken:
@@ -318,7 +318,7 @@ class Outbox(Iterator[ClientFrame]):
         return self._draining
 
     def patience(self) -> float:
-        """The multiple of the usual silence that is tolerated now; 0 if nothing is expected.
+        """Return the multiple of the usual silence that is tolerated now; 0 if nothing is expected.
 
         A cut's description is one message, and so is a chunk of an answer: nothing is heard while they are in transit.
         """
@@ -442,7 +442,7 @@ class Outbox(Iterator[ClientFrame]):
         return ids
 
     def _continue(self) -> ClientFrame | None:
-        """The next frame of the request being sent; None if there is none."""
+        """Return the next frame of the request being sent; None if there is none."""
         if self._sending is None:
             return None
         exchange, frames = self._sending
@@ -454,7 +454,7 @@ class Outbox(Iterator[ClientFrame]):
         return frame
 
     def _open_frame(self) -> ClientFrame | None:
-        """The next frame of the open request; None if there is none."""
+        """Return the next frame of the open request; None if there is none."""
         if (opening := self._opening) is None:
             return None
         exchange = opening.exchange

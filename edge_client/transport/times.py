@@ -65,7 +65,7 @@ class ServerClock:
         return self._number < FIRST_PINGS
 
     def wants(self, now: int) -> bool:
-        """Whether to send a ping now."""
+        """Return whether to send a ping now."""
         if self._sent is not None:
             return now - self._sent > 1e9 * LOST_SECONDS
         return self._number < FIRST_PINGS or now - self._began > 1e9 * PING_SECONDS
@@ -166,7 +166,7 @@ class Times:
 
     @classmethod
     def from_stamps(cls, stamps: Stamps, server: ServerTimes) -> Times:
-        """The rows of one answered request.
+        """Return the rows of one answered request.
 
         If the server had the answer already when the request was sent again, its durations lie before that attempt;
         then ``upload`` and ``send_wait`` are reduced so that no time counts twice.
@@ -256,7 +256,7 @@ class Times:
 
     @classmethod
     def total(cls, times: Iterable[Times]) -> Times:
-        """The sum, row by row."""
+        """Return the sum, row by row."""
         total = cls()
         for one in times:
             total = total + one
@@ -298,7 +298,7 @@ class Readings:
         self.each = [NOT_SAMPLED, *[_reading(one, notes) for one in reply.readings]]
 
     def named(self, names: tuple[str, ...], message: Any) -> list[Reading]:
-        """The readings that a message refers to in these fields."""
+        """Return the readings that a message refers to in these fields."""
         numbers = [getattr(message, name) for name in names]
         if (most := max(numbers)) >= len(self.each):
             raise BadFrame(f"the reply's metrics: reading {most} of {len(self.each) - 1}")
@@ -306,7 +306,7 @@ class Readings:
 
 
 def layer_metrics(reply: Report) -> list[LayerMetrics]:
-    """The tail's layers. Raises BadFrame."""
+    """Return the tail's layers. Raises BadFrame."""
     readings = Readings(reply)
     found = []
     for layer in reply.layers:
@@ -318,7 +318,7 @@ def layer_metrics(reply: Report) -> list[LayerMetrics]:
 
 
 def forward_metrics(reply: Report) -> ForwardMetrics | None:
-    """The tail as a whole; None without metrics. Raises BadFrame."""
+    """Return the tail as a whole; None without metrics. Raises BadFrame."""
     if not reply.HasField("forward"):
         return None
     forward = reply.forward
@@ -363,7 +363,7 @@ def _outputs(layer: split_pb2.LayerMetric) -> tuple[TensorShape, ...]:
 
 @functools.lru_cache(4096)
 def _shape(dtype: str, shape: tuple[int, ...]) -> tuple[TensorShape, int]:
-    """A shape and its bytes, cached because a model's shapes recur."""
+    """Return a shape and its bytes, cached because a model's shapes recur."""
     if len(shape) > MAX_RANK or max(shape, default=0) >= MAX_BYTES:
         raise BadFrame(f"the reply's metrics: a shape of rank {len(shape)}: too large")
     return TensorShape(dtype, shape), math.prod(shape) * dtype_named(dtype).itemsize

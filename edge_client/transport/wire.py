@@ -37,7 +37,7 @@ def hello_frame(
     environment: Mapping[str, str],
     about: Mapping[str, str],
 ) -> split_pb2.ClientFrame:
-    """The first frame of a stream: what both sides must agree on."""
+    """Return the first frame of a stream: what both sides must agree on."""
     return split_pb2.ClientFrame(
         hello=split_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -55,19 +55,19 @@ def hello_frame(
 
 
 def cut_frame(digest: str, data: bytes) -> split_pb2.ClientFrame:
-    """The description of a cut, sent once per stream."""
+    """Return the description of a cut, sent once per stream."""
     return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=digest, data=data))
 
 
 def codecs_of(welcome: split_pb2.Welcome) -> tuple[str, ...]:
-    """The codecs that a server supports."""
+    """Return the codecs that a server supports."""
     return tuple(welcome.codecs) or FIRST_CODECS
 
 
 def request_header(
     exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence[int] = (), sent_ns: int = 0
 ) -> split_pb2.RequestHeader:
-    """The header of a request, made when it is sent, because it contains the time left.
+    """Return the header of a request, made when it is sent, because it contains the time left.
 
     ``acknowledge``: ids of received answers. ``sent_ns``: the current time by the server's clock; 0: unknown.
     """
@@ -94,7 +94,7 @@ def request_header(
 def open_header(
     about: About, cut_digest: str, most_bytes: int, remaining: float, **more: Any
 ) -> split_pb2.RequestHeader:
-    """The announcement of a request whose head is running: of at most so many bytes, with so many seconds left.
+    """Return the announcement of a request whose head is running: of at most so many bytes, with so many seconds left.
 
     ``more``: further fields by name.
     """
@@ -114,8 +114,8 @@ def _milliseconds(seconds: float) -> int:
 
 
 def outgoing(early: EarlyOutput, parcel: Parcel, route: Sequence[split_pb2.Hop] = ()) -> Outgoing:
-    """A packed frontier (`shared_hooks.EarlyOutput.pack`); its buffers are views, and not joined. ``route``: the parts
-    after the server's.
+    """Return a packed frontier (`shared_hooks.EarlyOutput.pack`); its buffers are views, and not joined. ``route``: the
+    parts after the server's.
     """
     crossing = early.crossing
     sent = crossing.digest, crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes
@@ -123,7 +123,7 @@ def outgoing(early: EarlyOutput, parcel: Parcel, route: Sequence[split_pb2.Hop] 
 
 
 def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Outgoing:
-    """An input file's bytes (uint8), unchanged."""
+    """Return an input file's bytes (uint8), unchanged."""
     parcel = Parcel.of_tensors(None, [data])
     file = split_pb2.FileInput(suffix=suffix, preprocess_digest=preprocess_digest)
     return Outgoing("", b"", parcel.header, parcel.buffers, parcel.nbytes, file)
@@ -137,14 +137,14 @@ def outgoing_step(
     tensors: list[torch.Tensor],
     route: Sequence[split_pb2.Hop] = (),
 ) -> Outgoing:
-    """A step of a decoding session, or its end."""
+    """Return a step of a decoding session, or its end."""
     parcel = Parcel(b"", (), 0) if decoding.close else Parcel.of_tensors(asked, tensors)
     sent = "", b"", parcel.header, parcel.buffers, parcel.nbytes
     return Outgoing(*sent, decoding=decoding, session=session, step=step, route=tuple(route))
 
 
 def step_answer(exchange: Exchange) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """The reply to a settled step. Raises BadFrame."""
+    """Return the reply to a settled step. Raises BadFrame."""
     assert exchange.reply is not None
     said, tensors = Parcel.tensors(exchange.reply.header, exchange.payload)
     if not isinstance(said, dict):
@@ -167,7 +167,7 @@ class Part:
 
 
 def part_of(part: split_pb2.Part) -> Part:
-    """The report of one server. Raises BadFrame."""
+    """Return the report of one server. Raises BadFrame."""
     times = server_times(part.durations)
     return Part(
         part.server,
@@ -182,7 +182,7 @@ def part_of(part: split_pb2.Part) -> Part:
 
 
 def load(reply: split_pb2.ReplyHeader | split_pb2.Part) -> Load | None:
-    """The server's load; None if it did not report it."""
+    """Return the server's load; None if it did not report it."""
     if not reply.HasField("load"):
         return None
     return Load(reply.load.pending, reply.load.workers, reply.load.queue_ns)
@@ -198,13 +198,13 @@ def check_answer(header: bytes, announced: int, max_bytes: int) -> None:
 
 
 def answer_value(exchange: Exchange, find: ClassFinder) -> Any:
-    """The model's output from a settled exchange; ``find`` finds its dataclasses and named tuples."""
+    """Return the model's output from a settled exchange; ``find`` finds its dataclasses and named tuples."""
     assert exchange.reply is not None
     return Parcel.to_value(exchange.reply.header, exchange.payload, find)
 
 
 def server_times(durations: split_pb2.Durations) -> ServerTimes:
-    """The server's own durations (ns)."""
+    """Return the server's own durations (ns)."""
     return ServerTimes(
         queue=durations.queue_ns,
         decode=durations.decode_ns,

@@ -140,7 +140,7 @@ class Batches:
         return found if isinstance(found, Joinable) else None
 
     def reason(self, crossing: Crossing, end: str = "") -> str:
-        """Why requests at this cut are not joined; empty if they are, or if that is unknown."""
+        """Return why requests at this cut are not joined; empty if they are, or if that is unknown."""
         found = self._look_up(crossing, end)
         return found.reason if isinstance(found, Doubt) else ""
 
@@ -177,8 +177,8 @@ class Batches:
         joinable.proof.doubt = Doubt(reason)
 
     def run(self, earlies: Sequence[EarlyOutput], joinable: Sequence[Joinable]) -> list[Made]:
-        """The model's outputs for several frontiers of one batch key, from one tail, or a few if one would be too
-        large; of middle parts what crosses the later cut.
+        """Return the model's outputs for several frontiers of one batch key, from one tail, or a few if one would be
+        too large; of middle parts what crosses the later cut.
 
         Raises CutRefused, InputMismatch if they cannot be joined, and what a tail raises; then none is computed.
         """
@@ -321,7 +321,7 @@ class Batches:
         return candidates
 
     def _proof(self, crossing: Crossing, rows: Rows, cut: CutKey) -> Proof:
-        """The proof of a cut. Raises CutRefused with the reason."""
+        """Return the proof of a cut. Raises CutRefused with the reason."""
         key = _key(crossing, rows, cut)
         kept = self._kept(self._proofs, key)
         if kept is None:
@@ -339,7 +339,7 @@ class Batches:
         return proof
 
     def _kept(self, cache: SharedCache[Hashable, Any], key: Hashable) -> Any:
-        """A kept result; raises a kept refusal while it is valid."""
+        """Return a kept result; raises a kept refusal while it is valid."""
         with self._lock:
             found = cache.get(key, payer.get())
         if not isinstance(found, Doubt):

@@ -34,12 +34,12 @@ class Growth:
     each: int
 
     def at(self, rows: int) -> Shape:
-        """The shape for a number of rows."""
+        """Return the shape for a number of rows."""
         return (*self.shape[: self.axis], self.each * rows, *self.shape[self.axis + 1 :])
 
 
 def growth(shapes: Sequence[Shape]) -> Growth | None:
-    """The growth from the shapes at `SIZES`; None if all are equal. Raises CutRefused if they are neither."""
+    """Return the growth from the shapes at `SIZES`; None if all are equal. Raises CutRefused if they are neither."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return None
@@ -70,7 +70,7 @@ def of_pieces(crossings: Sequence[Crossing]) -> tuple[Growth | None, ...]:
 
 
 def _laid_out(crossings: Sequence[Crossing], slot: int) -> list[Shape] | None:
-    """The shapes of the tensor that covers a slot, with its dimensions in the order of memory."""
+    """Return the shapes of the tensor that covers a slot, with its dimensions in the order of memory."""
     several = [[mark for mark in crossing.marks if mark.slot == slot] for crossing in reversed(crossings)]
     if len({len(marks) for marks in several}) > 1:
         return None
@@ -92,8 +92,8 @@ MAX_VALUES = 4096
 
 
 def order_of(form: TensorForm) -> tuple[int, ...]:
-    """The dimensions in the order of memory, the outermost first: (0, 2, 3, 1) for a channels-last image. Strides of
-    dimensions of size 1 mean nothing: these stay before the next one.
+    """Return the dimensions in the order of memory, the outermost first: (0, 2, 3, 1) for a channels-last image.
+    Strides of dimensions of size 1 mean nothing: these stay before the next one.
     """
     axes = range(len(form.shape))
     found = sorted((axis for axis in axes if form.shape[axis] > 1), key=lambda axis: -form.stride[axis])
@@ -140,7 +140,7 @@ class Samples:
         return made
 
     def _drawn(self, number: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """A random tensor with its dimensions in the form's order of memory."""
+        """Return a random tensor with its dimensions in the form's order of memory."""
         order = order_of(self._forms[number])
         drawn = self._contiguous(number, tuple(shape[axis] for axis in order))
         return drawn.permute([order.index(axis) for axis in range(len(shape))])
@@ -238,7 +238,7 @@ class Family:
         return plan
 
     def cut(self, cut: Cut) -> CutOfAnyBatch:
-        """This cut for any number of rows. Raises CutRefused if the plans make no rule, and UnknownLayer."""
+        """Return this cut for any number of rows. Raises CutRefused if the plans make no rule, and UnknownLayer."""
         try:
             return CutOfAnyBatch(self.plans, SIZES, cut, self._sizes)
         except CutRefused as error:
@@ -252,7 +252,7 @@ class Family:
                 raise error from None
 
     def _sizes(self, rows: int) -> tuple[int, ...]:
-        """All sizes of all inputs."""
+        """Return all sizes of all inputs."""
         return tuple(
             rows if grows and axis == self.rows.axis else size
             for form, grows in zip(self._forms, self.rows.batched, strict=True)
@@ -261,7 +261,7 @@ class Family:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises CutRefused for a path through the model on which rows may depend on each other, whatever it computes."""
+    """Raise CutRefused for a path through the model on which rows may depend on each other, whatever it computes."""
     if plan.trace.unsteady:
         raise CutRefused(plan.trace.unsteady)
     if plan.trace.dynamic:
@@ -301,14 +301,14 @@ class CutOfAnyBatch:
         self.pieces: tuple[Growth | None, ...] = of_pieces(crossings)
 
     def at(self, rows: int) -> Crossing:
-        """The crossing for so many rows. Raises CutRefused if the rule gives none."""
+        """Return the crossing for so many rows. Raises CutRefused if the rule gives none."""
         found = self._known.get(rows)
         if found is None:
             found = self._known[rows] = self._foretold(rows, wide=False)
         return found
 
     def is_at(self, crossing: Crossing, rows: int) -> bool:
-        """Whether this is the same cut, as planned or as predicted (with whole storages)."""
+        """Return whether this is the same cut, as planned or as predicted (with whole storages)."""
         same = partial(core, replace(crossing, context={}))
         return any(same() == core(replace(self._foretold(rows, wide=wide), context={})) for wide in (False, True))
 

@@ -44,7 +44,7 @@ class Part:
 
 
 def joined(parts: Sequence[Part], crossing: Crossing, pieces: Sequence[Growth | None]) -> EarlyOutput:
-    """The frontier of all rows, in the order of ``parts``, in memory of its own, so that a tail may write to it.
+    """Return the frontier of all rows, in the order of ``parts``, in memory of its own, so that a tail may write to it.
 
     ``crossing``: the cut for so many rows; ``pieces``: how each of its pieces grows. A piece that does not grow must be
     equal in all parts, bit for bit; raises InputMismatch otherwise.
@@ -85,7 +85,9 @@ def apart(
 
 
 def _pieces(part: Part) -> list[torch.Tensor]:
-    """The part's pieces as the batch's plans have them: of a storage that came completely, what is read of it."""
+    """Return the part's pieces as the batch's plans have them: of a storage that came completely, what is read
+    of it.
+    """
     found: list[torch.Tensor] = []
     pieces = iter(part.early.pieces)
     for sent, wanted in zip(part.early.crossing.slots, part.crossing.slots, strict=True):
@@ -103,7 +105,7 @@ def _pieces(part: Part) -> list[torch.Tensor]:
 
 
 def is_whole(slot: Slot) -> bool:
-    """Whether all of its storage crosses, unchanged."""
+    """Return whether all of its storage crosses, unchanged."""
     return len(slot.pieces) == 1 and slot.pieces[0].shape == (slot.elements,) and slot.pieces[0].offset == 0
 
 
@@ -193,7 +195,7 @@ def check_sizes(seen: Sequence[Decisions], rows: Sequence[int]) -> None:
 
 
 def _dim(func: Any, args: Any, kwargs: Any) -> int:
-    """The dimension that a kernel works along; by default the last."""
+    """Return the dimension that a kernel works along; by default the last."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.name == "dim":
             value = args[number] if number < len(args) else kwargs.get("dim", argument.default_value)
@@ -278,7 +280,9 @@ class Proof:
         return joined(parts, self.cut.at(sum(rows)), self.cut.pieces)
 
     def apart(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Tensors]:
-        """The tensors of the batch's output for each of its parts. Raises CutRefused for other sizes than predicted."""
+        """Return the tensors of the batch's output for each of its parts. Raises CutRefused for other sizes than
+        predicted.
+        """
         pairs = zip(tensors, self.outputs, strict=False)
         expected = [tuple(tensor.shape) if one is None else one.at(sum(rows)) for tensor, one in pairs]
         if [tuple(tensor.shape) for tensor in tensors] != expected:
@@ -312,14 +316,14 @@ class Proof:
         return EarlyOutput(target, tuple(pieces), ())
 
     def sample(self, rows: int) -> EarlyOutput:
-        """A frontier of so many rows of random inputs. Raises CutRefused for more than it keeps."""
+        """Return a frontier of so many rows of random inputs. Raises CutRefused for more than it keeps."""
         for part in self._parts:
             if part.rows == rows:
                 return part.early
         raise CutRefused(f"requests of {rows} rows run on to no later cut")
 
     def knows(self, rows: int) -> bool:
-        """Whether a batch of so many rows was tested."""
+        """Return whether a batch of so many rows was tested."""
         return rows in self._tried
 
     def check(self, rows: int) -> None:
@@ -337,7 +341,7 @@ class Proof:
         return Part(self.wrapped.head(self.cut.cut, *args, **kwargs), rows, self.cut.at(rows))
 
     def _watched(self, part: Part, decisions: Decisions) -> tuple[Structure, Tensors]:
-        """A tail's output, after checking that no kernel may mix rows."""
+        """Return a tail's output, after checking that no kernel may mix rows."""
         self.output(part.early, part.rows)  # what is rehearsed and built is not the tail's own
         with decisions:
             structure, tensors = self.output(part.early, part.rows)
@@ -371,7 +375,7 @@ class Proof:
         self.seconds.add(sum(part.rows for part in parts), time.perf_counter() - started)
 
     def _run(self, parts: Sequence[Part]) -> list[Tensors]:
-        """The outputs of each part, from one tail."""
+        """Return the outputs of each part, from one tail."""
         rows = [part.rows for part in parts]
         structure, tensors = self.output(self.joined([part.early for part in parts], rows), sum(rows))
         if structure != self.structure:
@@ -399,12 +403,12 @@ def _poisoned(part: Part, grows: Sequence[Growth | None]) -> Part:
 
 
 def _identical(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they are equal to the last bit, except for zeros' signs; all NaNs are equal."""
+    """Return whether they are equal to the last bit, except for zeros' signs; all NaNs are equal."""
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two results are equal within rounding; non-finite numbers and integers exactly."""
+    """Return whether two results are equal within rounding; non-finite numbers and integers exactly."""
     if one.shape != other.shape or one.dtype is not other.dtype:
         return False
     if not (one.dtype.is_floating_point or one.dtype.is_complex):
@@ -419,7 +423,7 @@ def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _size(tensor: torch.Tensor) -> float:
-    """The root mean square."""
+    """Return the root mean square."""
     return float(tensor.abs().double().square().mean().sqrt())
 
 
@@ -450,8 +454,8 @@ class Seconds:
             self._seen.clear()
 
     def of(self, rows: int) -> float | None:
-        """The expected duration for ``rows``: the median of its measurements, or interpolated between its neighbours.
-        None if too little is known.
+        """Return the expected duration for ``rows``: the median of its measurements, or interpolated between its
+        neighbours. None if too little is known.
         """
         with self._lock:
             return self._of(rows)

@@ -103,7 +103,7 @@ class OtherSizes:
             raise CutRefused(f"the model does not take {size} along {self.axes}: {error}") from error
 
     def inputs(self, size: Size) -> list[torch.Tensor]:
-        """The example at this size, with repeated rows. New tensors."""
+        """Return the example at this size, with repeated rows. New tensors."""
         wanted = dict(zip(self.axes, _sizes_of(size), strict=True))
         found = []
         for number, one in enumerate(self._tensors):
@@ -115,7 +115,7 @@ class OtherSizes:
         return found
 
     def crossing(self, cut: str) -> SizedCrossing:
-        """The crossing for any size.
+        """Return the crossing for any size.
 
         Raises CutRefused if the plans give no rule, or the last one is not the same cut, and if the shapes of what
         crosses do not determine the size: the server has nothing else to find it by, and the tail may use it.
@@ -139,7 +139,7 @@ class OtherSizes:
         return found
 
     def _all_sizes(self, size: Size) -> tuple[int, ...]:
-        """All sizes of all inputs."""
+        """Return all sizes of all inputs."""
         wanted = dict(zip(self.axes, _sizes_of(size), strict=True))
         return tuple(
             wanted[axis] if axis in self.free.get(number, ()) else own
@@ -155,7 +155,7 @@ class OtherSizes:
         return json.dumps({"sizes": self.sizes, "items": items})
 
     def cut_described(self, cut: str) -> str:
-        """One cut's own part, as JSON: `sized_crossing` makes `crossing` of both. Raises CutRefused."""
+        """Return one cut's own part, as JSON: `sized_crossing` makes `crossing` of both. Raises CutRefused."""
         self.crossing(cut)
         plans = self.plans[:-1]
         texts = [plan.cutting(cut)[1].to_bytes().decode() for plan in plans]
@@ -164,12 +164,12 @@ class OtherSizes:
         )
 
     def shapes(self, cut: str, inputs: Sequence[str]) -> list[list[int]]:
-        """The shapes of what crosses, with -1 for sizes that change. Raises CutRefused."""
+        """Return the shapes of what crosses, with -1 for sizes that change. Raises CutRefused."""
         return moving_shapes(self.crossing(cut), inputs)
 
 
 def _grid(first: Sequence[int]) -> list[Size]:
-    """The first sizes and a few more; for two, two batches with each length."""
+    """Return the first sizes and a few more; for two, two batches with each length."""
     *batch, length = first
     lengths = [length + more for more in range(SAMPLES)]
     return [*lengths] if not batch else [(batch[0] + more, one) for more in range(2) for one in lengths]
@@ -187,7 +187,7 @@ def _as_json(item: tuple[Any, ...]) -> list[Any]:
 
 @lru_cache(4096)
 def sized_crossing(shared: str, own: str) -> SizedCrossing:
-    """The result of `OtherSizes.described` and `cut_described`."""
+    """Return the result of `OtherSizes.described` and `cut_described`."""
     known, cut = json.loads(shared), json.loads(own)
     values = []
     for text, items in zip(cut["crossings"], known["items"], strict=True):
@@ -204,7 +204,7 @@ def sized_crossing(shared: str, own: str) -> SizedCrossing:
 
 
 def moving_shapes(sized: SizedCrossing, inputs: Sequence[str]) -> list[list[int]]:
-    """The shapes of a `NamedCrossing`, with -1 for sizes that change. Raises CutRefused."""
+    """Return the shapes of a `NamedCrossing`, with -1 for sizes that change. Raises CutRefused."""
     known = [named_crossing(found, inputs) for at in sized.lengths if (found := sized.at(at)) is not None]
     shapes = [[one.shape for one in named] for named in known]
     return [
@@ -230,8 +230,8 @@ def for_shapes(
 
 
 def _size_for(sized: SizedCrossing, inputs: Sequence[str], shapes: Sequence[Sequence[int]]) -> Size | None:
-    """The size that fits ``shapes``: each by one that depends on it alone; if batch and length change, the other by one
-    that depends on both.
+    """Return the size that fits ``shapes``: each by one that depends on it alone; if batch and length change, the other
+    by one that depends on both.
     """
     wanted = [size for shape in shapes for size in shape]
 
@@ -256,8 +256,8 @@ def _size_for(sized: SizedCrossing, inputs: Sequence[str], shapes: Sequence[Sequ
 def _solved(
     one: int, here: list[int], other: int, there: list[int], wanted: list[int], besides: list[int] | None = None
 ) -> int | None:
-    """The number at which a size is as ``wanted``, given its linear values ``here`` and ``there`` at two numbers, among
-    sizes equal to ``besides``. None if there is none, or it is no integer.
+    """Return the number at which a size is as ``wanted``, given its linear values ``here`` and ``there`` at two
+    numbers, among sizes equal to ``besides``. None if there is none, or it is no integer.
     """
     if not len(here) == len(there) == len(wanted):
         return None
@@ -269,8 +269,8 @@ def _solved(
 
 
 def other_sizes(wrapped: WrappedModel, structure: Structure, tensors: Sequence[torch.Tensor]) -> Iterator[OtherSizes]:
-    """The variations that the model accepts: batch and length together, or else a length; and a batch alone, which
-    determines more cuts.
+    """Yield the variations that the model accepts: batch and length together, or else a length; and a batch alone,
+    which determines more cuts.
     """
     found: list[OtherSizes] = []
     for vary in (BOTH, LENGTH, BATCH):
@@ -404,8 +404,8 @@ class Ways:
         return found if isinstance(found, Way) else None
 
     def compatible_keys(self, batch_key: int, waiting: Callable[[int], int], most: int) -> list[int]:
-        """The batch keys whose requests are worth joining with those of ``batch_key``: ``waiting`` returns the rows of
-        a key that wait, or are taken, and a batch has at most ``most``.
+        """Return the batch keys whose requests are worth joining with those of ``batch_key``: ``waiting`` returns the
+        rows of a key that wait, or are taken, and a batch has at most ``most``.
         """
         with self._lock:
             pairs = [
@@ -422,7 +422,9 @@ class Ways:
         return found
 
     def _pays(self, first: Cut, last: Cut, way: Way, rows: int, waiting: Callable[[int], int], most: int) -> bool:
-        """Whether rows take less time as one batch at the later cut than in the batches that each cut would have."""
+        """Return whether rows take less time as one batch at the later cut than in the batches that each cut would
+        have.
+        """
         here, there = first.proof(), last.proof()
         ones, others = min(waiting(first.batch_key), most), min(waiting(last.batch_key), most)
         if not ones or not others or here is None or there is None:

@@ -87,7 +87,7 @@ class EarlyOutput:
         disposable: bool = False,
         bound: Bound | None = None,
     ) -> EarlyOutput:
-        """The reverse of `pack`. A writable ``payload`` is used in place. Raises `BadFrame`, `TooLarge`.
+        """Return the reverse of `pack`. A writable ``payload`` is used in place. Raises `BadFrame`, `TooLarge`.
 
         ``bound``: codecs with what is kept here of earlier frames (`Crossing.bound_to`); then also `ReferenceLost`.
         """
@@ -130,7 +130,7 @@ class EarlyOutput:
 
 
 def parts(data: Any, max_bytes: int = DEFAULT_MAX_BYTES) -> tuple[bytes, bytes, memoryview]:
-    """The cut's description, header and payload of `EarlyOutput.to_bytes`. Raises `BadFrame`, `TooLarge`."""
+    """Return the cut's description, header and payload of `EarlyOutput.to_bytes`. Raises `BadFrame`, `TooLarge`."""
     view = memoryview(data).cast("B")
     if len(view) < _PREFIX or view[: len(MAGIC)] != MAGIC:
         raise BadFrame("not the bytes of an EarlyOutput, or truncated before the sizes")
@@ -174,7 +174,8 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def books_of(heads: Sequence[EarlyOutput], step: float) -> tuple[Book | None, ...]:
-    """A book for each piece; None for one that holds no floats, is too large (with those before it), or never changes.
+    """Return a book for each piece; None for one that holds no floats, is too large (with those before it), or never
+    changes.
 
     ``heads``: at one cut; lengths and batches may differ. ``step``: as in `learn`. Raises SpecError for heads of
     different cuts, and for none.

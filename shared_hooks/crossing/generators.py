@@ -83,7 +83,9 @@ def _torch_set(state: torch.Tensor) -> None:
 
 
 def torch_generator(state: bytes) -> torch.Generator:
-    """A torch generator of the CPU in this state. Raises ValueError, and RuntimeError from torch's own checks."""
+    """Return a torch generator of the CPU in this state. Raises ValueError, and RuntimeError from torch's own
+    checks.
+    """
     made = torch.Generator()
     made.set_state(_torch_checked(state))
     return made
@@ -107,7 +109,7 @@ ALL = tuple(_GENERATORS)
 
 
 def now(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
-    """The states of these generators, uint8."""
+    """Return the states of these generators, uint8."""
     return tuple(_GENERATORS[name][0]() for name in names)
 
 
@@ -138,8 +140,8 @@ def fingerprint(but: Sequence[str], device: torch.device) -> dict[str, object]:
 
 
 def kept(names: Sequence[str], *, alone: bool = False) -> AbstractContextManager[None]:
-    """A context in which generators may be set: afterwards they are as they were. ``alone``: no other thread sets any
-    meanwhile, even if ``names`` is empty, so that `fingerprint` tells of this thread's draws only.
+    """Return a context in which generators may be set: afterwards they are as they were. ``alone``: no other thread
+    sets any meanwhile, even if ``names`` is empty, so that `fingerprint` tells of this thread's draws only.
     """
     return _kept(names) if names or alone else nullcontext()
 

@@ -31,8 +31,8 @@ OTHERWISE: Final = -(1 << 63)
 
 
 def as_sent(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as it is given a name: bfloat16 and floats of eight bits as float32, complex numbers as real ones with
-    one more axis, (real, imaginary). All others are themselves.
+    """Return a tensor as it is given a name: bfloat16 and floats of eight bits as float32, complex numbers as real ones
+    with one more axis, (real, imaginary). All others are themselves.
     """
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
@@ -41,7 +41,7 @@ def as_sent(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_held(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The reverse: ``dtype`` is the model's."""
+    """Return the reverse: ``dtype`` is the model's."""
     if dtype.is_complex:
         return torch.view_as_complex(tensor.contiguous())
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
@@ -80,7 +80,7 @@ class NamedTensor:
         return not self.part and self.dtype is self.held and self.view.stride == _row_major(self.view.shape)
 
     def storage_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The piece that crosses, of a tensor as it was sent: a whole storage is flat."""
+        """Return the piece that crosses, of a tensor as it was sent: a whole storage is flat."""
         tensor = as_held(tensor, self.held)
         if self.part:
             return tensor.contiguous()
@@ -91,11 +91,11 @@ class NamedTensor:
         return flat
 
     def view_of(self, piece: torch.Tensor) -> torch.Tensor:
-        """The reverse, as the model holds it."""
+        """Return the reverse, as the model holds it."""
         return piece if self.part else piece.as_strided(self.view.shape, self.view.stride)
 
     def tensor_of(self, piece: torch.Tensor) -> torch.Tensor:
-        """The reverse, as it is sent."""
+        """Return the reverse, as it is sent."""
         return as_sent(self.view_of(piece))
 
 
@@ -118,7 +118,7 @@ class NamedNumbers:
         return _leaf(self.form) == "bool"
 
     def value_of(self, tensor: torch.Tensor) -> Structure:
-        """The structure of what was read. Raises InputMismatch for what cannot have been."""
+        """Return the structure of what was read. Raises InputMismatch for what cannot have been."""
         numbers = tensor.flatten().tolist()
         if OTHERWISE in numbers or (self.count is not None and numbers != [self.count]):
             raise InputMismatch(
@@ -131,7 +131,7 @@ class NamedNumbers:
         return found
 
     def numbers_of(self, value: Structure) -> list[int]:
-        """The reverse."""
+        """Return the reverse."""
         return [int(one) for one in _numbers(value)]
 
 
@@ -157,15 +157,17 @@ class NamedCrossing:
         return [[one.name, dtype_name(one.dtype), list(one.shape)] for one in self]
 
     def early(self, crossing: Crossing, given: Mapping[str, torch.Tensor]) -> EarlyOutput:
-        """A head's result made of tensors by name, whose shapes and dtypes are as said here. Raises InputMismatch."""
+        """Return a head's result made of tensors by name, whose shapes and dtypes are as said here. Raises
+        InputMismatch.
+        """
         pieces = tuple(one.storage_of(given[one.name]) for one in self.tensors)
         return EarlyOutput(crossing, pieces, self._values(given))
 
     def parcel(
         self, crossing: Crossing, given: Mapping[str, torch.Tensor], coded: Mapping[str, tuple[str, Coded]]
     ) -> Parcel:
-        """The same, packed; some tensors are ``coded`` (codec, bytes and parameters), which whoever reads the parcel
-        checks. Raises InputMismatch.
+        """Return the same, packed; some tensors are ``coded`` (codec, bytes and parameters), which whoever reads the
+        parcel checks. Raises InputMismatch.
         """
         packing = Packing()
         kept: list[torch.Tensor] = []
@@ -241,7 +243,7 @@ def named_crossing(crossing: Crossing, inputs: Sequence[str] = ()) -> NamedCross
 
 
 def _leaf(form: Structure) -> str | None:
-    """The type of all of a form's leaves, where they have one."""
+    """Return the type of all of a form's leaves, where they have one."""
     if form[0] == "v":
         return str(form[1])
     kinds = {_leaf(item) for item in form[1]} if form[0] in ("list", "tuple") else {None}
@@ -249,7 +251,7 @@ def _leaf(form: Structure) -> str | None:
 
 
 def _shape(form: Structure) -> tuple[int, ...] | None:
-    """The shape of whole numbers in nested lists; None for others."""
+    """Return the shape of whole numbers in nested lists; None for others."""
     if form[0] == "v":
         return () if form[1] in ("bool", "int") else None
     if form[0] not in ("list", "tuple") or _leaf(form) is None:
@@ -285,7 +287,7 @@ OUTPUT = "output"
 
 
 def leaves(structure: Structure, root: str = OUTPUT) -> Iterator[tuple[str, Structure]]:
-    """The leaves of a structure (`shared_hooks.tensors.trees`), tensors and literals, each with its name."""
+    """Yield the leaves of a structure (`shared_hooks.tensors.trees`), tensors and literals, each with its name."""
     kind = structure[0]
     if kind in ("t", "v", "x", "enum"):
         yield root, structure
@@ -306,7 +308,7 @@ def _numbered(items: list[Structure], root: str) -> Iterator[tuple[str, Structur
 
 
 def by_parameter(model: nn.Module, structure: Structure) -> Structure:
-    """The structure of (args, kwargs) as one dictionary, by the parameters of the model's forward."""
+    """Return the structure of (args, kwargs) as one dictionary, by the parameters of the model's forward."""
     _, ((_, args), (_, kwargs)) = structure
     parameters = list(inspect.signature(model.forward).parameters.values())
     entries: list[list[Any]] = []

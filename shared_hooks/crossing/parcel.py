@@ -67,7 +67,7 @@ class Packing:
     def add_coded(
         self, number: int, name: str, coded: Coded, dtype: torch.dtype, shape: list[int], stride: list[int]
     ) -> tuple[memoryview, ...]:
-        """The same of a tensor that a codec of this name has encoded; whoever reads the parcel checks that."""
+        """Return the same of a tensor that a codec of this name has encoded; whoever reads the parcel checks that."""
         data, params = coded
         checksum = xxhash.xxh3_64_intdigest(data)
         entry = [name, dtype_name(dtype), shape, stride, len(data), checksum]
@@ -84,7 +84,7 @@ class Packing:
         self._held[number] = _digest(tensor)
 
     def holds(self, number: int, tensor: torch.Tensor) -> bool:
-        """Whether that is what ``tensor`` holds."""
+        """Return whether that is what ``tensor`` holds."""
         return self._held.get(number) == _digest(tensor)
 
     @property
@@ -93,7 +93,7 @@ class Packing:
         return tuple(self._entries[number][0] for number in sorted(self._entries))
 
     def header(self, meta: Any) -> bytes:
-        """The header of all sections, which must be numbered from 0 without gaps."""
+        """Return the header of all sections, which must be numbered from 0 without gaps."""
         sections = [self._entries[number] for number in range(len(self._entries))]
         data = {"v": 1, "meta": meta, "sections": sections}
         if (order := list(self._entries)) != sorted(order):
@@ -108,7 +108,7 @@ def _digest(tensor: torch.Tensor) -> int:
 
 
 def _encoded(flat: torch.Tensor, grain: Grain, wanted: Codec) -> tuple[str, Coded]:
-    """A flat tensor, and the name of the codec that it was worth."""
+    """Return a flat tensor, and the name of the codec that it was worth."""
     coded = wanted.encode(flat, grain) if flat.numel() else None
     if coded is None or wanted is RAW or (wanted.shrinks and len(coded.data) >= flat.numel() * flat.itemsize):
         wanted, coded = RAW, RAW.encode(flat, grain)
@@ -117,12 +117,12 @@ def _encoded(flat: torch.Tensor, grain: Grain, wanted: Codec) -> tuple[str, Code
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie apart in memory, or on each other: it is sent row by row."""
+    """Return whether its elements lie apart in memory, or on each other: it is sent row by row."""
     return not tensor.is_contiguous() and not View.of(tensor).is_run()
 
 
 def storage_order(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """The elements of a tensor as a flat one, and the strides that give the tensor back."""
+    """Return the elements of a tensor as a flat one, and the strides that give the tensor back."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     if has_gaps(plain):
         plain = plain.contiguous()
@@ -224,12 +224,14 @@ class Parcel:
 
     @staticmethod
     def check_header(header: bytes, max_bytes: int) -> int:
-        """The payload size a header announces, in bytes. `BadFrame` or `TooLarge` before anything is allocated."""
+        """Return the payload size a header announces, in bytes. `BadFrame` or `TooLarge` before anything is
+        allocated.
+        """
         return Parcel.bounded(read_header(header)[1], max_bytes)
 
     @staticmethod
     def bounded(sections: Sections, max_bytes: int) -> int:
-        """The payload size that sections announce. Raises TooLarge."""
+        """Return the payload size that sections announce. Raises TooLarge."""
         most = max(sections.nbytes, sections.raw_bytes)
         if most > max_bytes:
             raise TooLarge(f"a payload of {most} bytes is announced; at most {max_bytes} are taken")
@@ -239,7 +241,7 @@ class Parcel:
     def tensors(
         header: bytes, payload: Any, max_bytes: int = 1 << 40, bound: Bound = ()
     ) -> tuple[Any, list[torch.Tensor]]:
-        """The meta data and the tensors. Raw sections are used where they lie, each as a storage of its own.
+        """Return the meta data and the tensors. Raw sections are used where they lie, each as a storage of its own.
 
         ``bound``: of the first tensors, codecs in place of those of `CODECS`. Over a payload that must not be written
         (``bytes``) the tensors must not be written either.
@@ -257,12 +259,14 @@ class Parcel:
 
 
 def borrowed(view: memoryview) -> torch.Tensor:
-    """The bytes of a buffer as a tensor, without a copy; it keeps the buffer alive."""
+    """Return the bytes of a buffer as a tensor, without a copy; it keeps the buffer alive."""
     return _shown(view, _address(view)) if len(view) else torch.empty(0, dtype=torch.uint8)
 
 
 def _address(view: memoryview) -> int | None:
-    """Where a buffer that is read-only lies: torch, which warns about such, is shown the memory by its address."""
+    """Return where a buffer that is read-only lies: torch, which warns about such, is shown the memory by its
+    address.
+    """
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if view.readonly and len(view) else None
 
 
@@ -364,12 +368,12 @@ def _section(
 
 @functools.lru_cache(1024)
 def _known_section(name: Any, dtype: Any, shape: tuple[int, ...], stride: tuple[int, ...], nbytes: int) -> Section:
-    """A section of a codec that knows nothing of a client, whose check says the same each time."""
+    """Return a section of a codec that knows nothing of a client, whose check says the same each time."""
     return _section(name, dtype, shape, stride, nbytes)
 
 
 def parameters_of(params: Any) -> tuple[Param, ...]:
-    """A codec's parameters, as JSON has them. Raises BadFrame."""
+    """Return a codec's parameters, as JSON has them. Raises BadFrame."""
     if not isinstance(params, list) or len(params) > MAX_PARAMS:
         raise BadFrame(f"malformed header: a codec's parameters are a list of at most {MAX_PARAMS}")
     for one in params:

@@ -26,7 +26,7 @@ bits of all kernels, so they must be equal only if the release is.
 
 
 def ambient() -> dict[str, Any]:
-    """The caller's autocast settings: ``{"autocast": [[device type, dtype], ...]}``."""
+    """Return the caller's autocast settings: ``{"autocast": [[device type, dtype], ...]}``."""
     found = [
         [device, dtype_name(torch.get_autocast_dtype(device))]
         for device in _AUTOCAST_DEVICES
@@ -36,7 +36,7 @@ def ambient() -> dict[str, Any]:
 
 
 def restored(context: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """A context with the head's autocast settings, whatever those around the tail are."""
+    """Return a context with the head's autocast settings, whatever those around the tail are."""
     if not context.get("autocast") and not torch._C._is_any_autocast_enabled():
         return _NOTHING
     return _restored(context)
@@ -79,7 +79,7 @@ _SETTINGS: tuple[Callable[[], Any], ...] = (
 
 
 def settings() -> tuple[Any, ...]:
-    """The process-wide settings that must be equal on both sides; quick to get and compare."""
+    """Return the process-wide settings that must be equal on both sides; quick to get and compare."""
     return tuple([ask() for ask in _SETTINGS])
 
 
@@ -108,7 +108,7 @@ def context_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, Any]:
 
 
 def excused(setting: str, mine: object, theirs: object) -> bool:
-    """Whether this setting may differ between two sides with these releases of torch (None: unknown).
+    """Return whether this setting may differ between two sides with these releases of torch (None: unknown).
 
     Builds for CPU and CUDA ("2.13.0+cpu", "2.13.0+cu130") are the same release, with the same defaults.
     """

@@ -50,7 +50,7 @@ class KernelForms:
         return len(self._kept)
 
     def get(self, func: Any, key: Any, work_out: Callable[[], Any]) -> Any:
-        """The result of ``work_out``, cached by ``func`` and ``key`` (of `call_key`). Errors are not cached, nor
+        """Return the result of ``work_out``, cached by ``func`` and ``key`` (of `call_key`). Errors are not cached, nor
         results of other libraries' kernels.
         """
         if func.namespace != "aten":
@@ -109,8 +109,8 @@ _results: Final = KernelForms()
 
 
 def foreseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A kernel's result with a `Form` or `Same` in place of every tensor, or `Unforeseen`; computed once for calls of
-    the same form.
+    """Return a kernel's result with a `Form` or `Same` in place of every tensor, or `Unforeseen`; computed once for
+    calls of the same form.
     """
     tensors = [id(tensor) for tensor in arguments_of(args, kwargs)]
     twice = tuple(map(tensors.index, tensors)) if len(set(tensors)) < len(tensors) else None
@@ -118,7 +118,7 @@ def foreseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def bytes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """The bytes of a kernel's results; None if the meta device cannot tell."""
+    """Return the bytes of a kernel's results; None if the meta device cannot tell."""
     forms = _forms_of(foreseen(func, args, kwargs), arguments_of(args, kwargs))
     if forms is None or any(form.shape is None for form in forms):
         return None
@@ -126,7 +126,7 @@ def bytes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _forms_of(found: Any, tensors: list[torch.Tensor]) -> list[Form] | None:
-    """The forms of all tensors in results; None if they cannot be foreseen."""
+    """Return the forms of all tensors in results; None if they cannot be foreseen."""
     if isinstance(found, Form):
         return [found]
     if isinstance(found, Same):
@@ -151,7 +151,9 @@ def _worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensor
 
 @functools.cache
 def _makes(func: Any) -> bool:
-    """Whether a kernel has a device argument, and so creates its result there unless that names the meta device."""
+    """Return whether a kernel has a device argument, and so creates its result there unless that names the
+    meta device.
+    """
     return any(one.name == "device" for one in func._schema.arguments)
 
 
@@ -232,17 +234,17 @@ def _forms_in(value: Any, known: dict[int, _Kept]) -> Any:
 
 
 def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A key that is equal for all calls of a kernel whose results have the same forms."""
+    """Return a key that is equal for all calls of a kernel whose results have the same forms."""
     return func._op, forms_key(args, kwargs)
 
 
 def forms_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The forms of a call's tensors, and its other arguments."""
+    """Return the forms of a call's tensors, and its other arguments."""
     return _key(args), _key(kwargs.items()) if kwargs else None
 
 
 def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
-    """The arguments on the meta device; identity is preserved. Raises `TypeError` for what it does not have."""
+    """Return the arguments on the meta device; identity is preserved. Raises `TypeError` for what it does not have."""
     if isinstance(value, (torch.Tensor, _Kept)):
         if id(value) not in known:
             form = (value if isinstance(value, _Kept) else _forms_in(value, {})).form
@@ -263,7 +265,9 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _key(values: Iterable[Any]) -> tuple[Any, ...]:
-    """A key of arguments; different if the results' forms may differ. A single pass, because every kernel needs it."""
+    """Return a key of arguments; different if the results' forms may differ. A single pass, because every kernel needs
+    it.
+    """
     found: list[Any] = []
     for value in values:
         kind = type(value)
@@ -337,7 +341,7 @@ class bounded:  # used as a function
 
 
 def interruptible(seconds: float = float("inf")) -> AbstractContextManager[None]:
-    """A context around code that may be interrupted at any line."""
+    """Return a context around code that may be interrupted at any line."""
     limit = _limit.get()
     return nullcontext() if limit is None else _ended_whole(limit, seconds)
 
@@ -356,7 +360,7 @@ def _ended_whole(limit: Limit, seconds: float) -> Iterator[None]:
 
 
 def uninterrupted() -> AbstractContextManager[None]:
-    """A context around code that must not be interrupted."""
+    """Return a context around code that must not be interrupted."""
     limit = _limit.get()
     return nullcontext() if limit is None else limit.uninterrupted()
 
@@ -385,7 +389,7 @@ class Allowance(TorchDispatchMode):
         self._prune_at = REMEMBERED
 
     def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the kernel allocates memory for its result."""
+        """Return whether the kernel allocates memory for its result."""
         return _takes_memory(func)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -448,7 +452,7 @@ class Allowance(TorchDispatchMode):
 
 @functools.lru_cache(maxsize=1 << 12)
 def _takes_memory(func: Any) -> bool:
-    """Whether a kernel's results are in new memory."""
+    """Return whether a kernel's results are in new memory."""
     if func._schema.name in _BY_VALUE:
         return True
     if func.namespace == "c10d":  # collectives of torch.distributed, in the memory of their arguments

@@ -80,22 +80,22 @@ REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
 def unreflected(name: str) -> str:
-    """A single name for an operation and its reflected form."""
+    """Return a single name for an operation and its reflected form."""
     return min(name, REFLECTED.get(name, name))
 
 
 def is_foreign(func: Any) -> bool:
-    """Whether a kernel is another library's, of which only the schema is known."""
+    """Return whether a kernel is another library's, of which only the schema is known."""
     return func.namespace not in _OWN
 
 
 def shape_from_data(func: Any) -> bool:
-    """Whether the form of the result of one of torch's kernels depends on data."""
+    """Return whether the form of the result of one of torch's kernels depends on data."""
     return torch.Tag.dynamic_output_shape in func.tags or func._schema.name in _SHAPED_BY_DATA
 
 
 def by_truth(args: tuple[Any, ...]) -> bool:
-    """Whether ``aten::index`` has a mask among its indices."""
+    """Return whether ``aten::index`` has a mask among its indices."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
@@ -112,7 +112,9 @@ class Kind(enum.Enum):
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """A name for a torch function that is the same in every process; property getters have the property's name."""
+    """Return a name for a torch function that is the same in every process; property getters have the
+    property's name.
+    """
     name = getattr(func, "__name__", "") or type(func).__name__
     if name in _PROPERTIES:
         owner = getattr(func, "__self__", None)
@@ -121,12 +123,12 @@ def name_of(func: Callable[..., Any]) -> str:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors among the arguments of a torch function, in order."""
+    """Return the tensors among the arguments of a torch function, in order."""
     return iter(arguments_of((value,), {}))
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors in positional and keyword arguments, in order."""
+    """Return the tensors in positional and keyword arguments, in order."""
     found: list[torch.Tensor] = []
     _gather(args, found)
     if kwargs:
@@ -152,7 +154,7 @@ def _gather(values: Iterable[Any], found: list[torch.Tensor]) -> None:
 
 
 def literals_of(value: Any) -> Any:
-    """The arguments that are no tensors, as JSON, without devices, which may differ."""
+    """Return the arguments that are no tensors, as JSON, without devices, which may differ."""
     if value is None or type(value) in _LITERALS:
         return value
     if isinstance(value, torch.Tensor):
@@ -169,21 +171,23 @@ def literals_of(value: Any) -> Any:
 
 
 def is_dense(tensor: Any) -> bool:
-    """Whether this is a strided tensor of torch's own class."""
+    """Return whether this is a strided tensor of torch's own class."""
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         return False
     return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def is_made_from_numbers(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a function copies its argument outside torch's sight; ``as_tensor`` may share memory."""
+    """Return whether a function copies its argument outside torch's sight; ``as_tensor`` may share memory."""
     if name in ("as_tensor", "asarray"):
         return bool(args) and isinstance(args[0], (bool, int, float, complex, list, tuple))
     return name in ("tensor", "new_tensor")
 
 
 def is_mapped(tensors: list[torch.Tensor]) -> bool:
-    """Whether a tensor is a wrapper of ``torch.func`` (vmap): such calls are observed at the level of kernels."""
+    """Return whether a tensor is a wrapper of ``torch.func`` (vmap): such calls are observed at the level of
+    kernels.
+    """
     return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
@@ -206,17 +210,17 @@ def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
 
 
 def is_form(name: str) -> bool:
-    """Whether the name implies that no data is read."""
+    """Return whether the name implies that no data is read."""
     return name.removesuffix(".__get__") in _FORM_NAMES
 
 
 def is_escape(name: str) -> bool:
-    """Whether the function passes a tensor's bytes to code that torch cannot see (NumPy, raw pointers)."""
+    """Return whether the function passes a tensor's bytes to code that torch cannot see (NumPy, raw pointers)."""
     return name.removesuffix(".__get__") in _ESCAPES
 
 
 def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a kernel writes in place."""
+    """Return the tensors that a kernel writes in place."""
     if not func._schema.is_mutable:
         return []
     found: list[torch.Tensor] = []
@@ -266,7 +270,7 @@ class MemoryKept(TorchDispatchMode):
             self._before[key] = storage, storage.clone()
 
     def changed(self) -> set[int]:
-        """The storages whose bytes have changed, or whose tensor uses other memory now, by address."""
+        """Return the storages whose bytes have changed, or whose tensor uses other memory now, by address."""
         found = {key for key, (now, before) in self._before.items() if not _same_bytes(now, before)}
         return found | {key for tensor, _, key in self._was if _key(tensor) != key}
 

@@ -119,14 +119,14 @@ class Placeholder(Dataless):
 
 
 def check_real(tensors: Iterable[torch.Tensor]) -> None:
-    """Raises `PlaceholderRead` if a model's output contains one."""
+    """Raise `PlaceholderRead` if a model's output contains one."""
     for tensor in tensors:
         if isinstance(tensor, Placeholder):
             tensor.refuse("the model's output")
 
 
 def dataless_in(value: Any) -> Iterator[Any]:
-    """The tensors without data in nested arguments."""
+    """Yield the tensors without data in nested arguments."""
     if isinstance(value, Dataless):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -285,17 +285,17 @@ class Session:
         """Free tensors that only the run needed; measurements and captured layers stay."""
 
     def metrics(self) -> list[LayerMetrics]:
-        """The measured layers, in order."""
+        """Return the measured layers, in order."""
         return [] if self.measurement is None else self.measurement.layer_metrics()
 
 
 def layer_name(frame: Frame) -> str:
-    """The module path, with ``#n`` from the second call on."""
+    """Return the module path, with ``#n`` from the second call on."""
     return call_name(frame.info.path, frame.number)
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of a nested value with every tensor cloned, including strides; other objects are shared."""
+    """Return a copy of a nested value with every tensor cloned, including strides; other objects are shared."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone(memory_format=torch.preserve_format)
     if not any(True for _ in tensors_in(value)):

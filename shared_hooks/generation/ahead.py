@@ -50,8 +50,8 @@ class Foresight(Protocol):
         ...
 
     def next(self, after: int, saved_ns: int, compute_ns: int) -> NextCall | None:
-        """The call after the one in progress and ``after`` more that were foreseen, or None. What is done to the state
-        between the two is done now.
+        """Return the call after the one in progress and ``after`` more that were foreseen, or None. What is done to the
+        state between the two is done now.
 
         ``saved_ns``: the time saved if the step comes true: a head and the network. ``compute_ns``: the server's time
         for a step, wasted if it does not.
@@ -81,7 +81,7 @@ class Foreseen:
     after: Snapshot
 
     def is_of(self, kwargs: dict[str, Any], done: Sequence[Any]) -> bool:
-        """Whether it is this call, after these calls of the state's methods."""
+        """Return whether it is this call, after these calls of the state's methods."""
         return list(done) == self.done and _same(self.kwargs, kwargs)
 
 
@@ -94,7 +94,7 @@ def unchanging(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two inputs are equal; False if that is uncertain."""
+    """Return whether two inputs are equal; False if that is uncertain."""
     if is_state_class(type(one)):
         return one is other
     if type(one) is not type(other):
@@ -123,7 +123,7 @@ class Growth:
 
     @classmethod
     def seen(cls, mirror: Mirror, before: Snapshot, tokens: int) -> Growth | None:
-        """The growth since ``before``, with ``tokens`` more; None if anything did not just grow."""
+        """Return the growth since ``before``, with ``tokens`` more; None if anything did not just grow."""
         places: list[tuple[Node, Any, tuple[int, ...]]] = []
         if tokens < 1 or mirror.nodes_changed != before.nodes_changed:
             return None
@@ -177,7 +177,7 @@ def _grown(was: Any, form: Any) -> tuple[int, ...] | None:
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -54,7 +54,7 @@ class CallReport:
         return self.sources[0] if is_one and isinstance(self.sources[0], RemoteTensor) else None
 
     def result(self, given: list[torch.Tensor], find: ClassFinder) -> Any:
-        """The result as the module would return it. Raises BadFrame."""
+        """Return the result as the module would return it. Raises BadFrame."""
         leaves: list[torch.Tensor] = []
         try:
             for number, (source, alias) in enumerate(zip(self.sources, self.aliases, strict=True)):
@@ -124,7 +124,7 @@ class CallReports:
         return frozenset([(key, found) for key, (found, _) in self._sizes.items()])
 
     def copied(self) -> CallReports:
-        """A copy for a step that may fail."""
+        """Return a copy for a step that may fail."""
         made = CallReports(self._here)
         made.calls, made._sizes = dict(self.calls), dict(self._sizes)
         return made
@@ -221,7 +221,7 @@ def _unknown(config: Any, mode: str, model: Any, custom: Any) -> str:
 
 
 def _least(sampled: bool, processors: list[Any]) -> tuple[Answer, str]:
-    """The least answer, or None and the reason."""
+    """Return the least answer, or None and the reason."""
     banned = 0
     for one in processors:
         name = type(one).__name__
@@ -331,7 +331,7 @@ class Asking:
         self._take_off = _nothing
 
     def now(self) -> Answer:
-        """The answer for the current step."""
+        """Return the answer for the current step."""
         call = _call.get()
         if call is not None and call.asking is self:
             return call.answer

@@ -162,7 +162,7 @@ class Replay(TorchFunctionMode):
 
 
 def _picks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the shape of a function's result depends on data."""
+    """Return whether the shape of a function's result depends on data."""
     name = getattr(func, "__name__", "")
     if name not in _SHAPED_BY_DATA:
         return False

@@ -32,7 +32,7 @@ class Cut:
 
     @classmethod
     def of(cls, model: nn.Module, name: str) -> Cut:
-        """The cut of this name. Raises UnknownLayer and CutRefused."""
+        """Return the cut of this name. Raises UnknownLayer and CutRefused."""
         path, _, number = name.partition("#")
         if path == "" or (number and not (number.isdigit() and int(number) > 0)):
             raise UnknownLayer(f'no layer "{name}": name the module after which the model is cut')
@@ -65,8 +65,8 @@ def check_order(first: Cut, second: Cut) -> None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of a model: the first accelerator with any of its weights, else the CPU. Weights that one side lacks
-    are on meta, or in files, which count as the CPU's.
+    """Return the device of a model: the first accelerator with any of its weights, else the CPU. Weights that one side
+    lacks are on meta, or in files, which count as the CPU's.
     """
     there = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
     return next((device for device in there if not is_host(device)), CPU)
@@ -90,7 +90,7 @@ SHOWN = 4
 
 
 def around(paths: Mapping[nn.Module, str], model: nn.Module, run: Collection[str]) -> dict[str, Any]:
-    """The settings around a step on the edge. ``run``: the calls that were made here, with their hooks."""
+    """Return the settings around a step on the edge. ``run``: the calls that were made here, with their hooks."""
     hooks = [
         [path, name]
         for module, path in paths.items()
@@ -106,7 +106,7 @@ def _is_within(path: str, run: Collection[str]) -> bool:
 
 
 def training(paths: Mapping[nn.Module, str], model: nn.Module) -> list[str]:
-    """The paths of the modules in training mode; ["*"] if all are."""
+    """Return the paths of the modules in training mode; ["*"] if all are."""
     modules = {model: "", **paths}
     found = [path for module, path in modules.items() if module.training]
     return ["*"] if found and len(found) == len(modules) else found

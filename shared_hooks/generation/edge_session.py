@@ -227,7 +227,7 @@ class Call:
     done: list[Any]
 
     def kwargs(self, state: Any) -> dict[str, Any]:
-        """The arguments of the model. Raises SessionLost if one was written to since."""
+        """Return the arguments of the model. Raises SessionLost if one was written to since."""
         if any(version_of(tensor) != version for tensor, version in self.versions):
             raise SessionLost("the session cannot be made again: the inputs of an earlier step were changed since")
         return self.values if self.state is None else {**self.values, self.state: state}
@@ -256,7 +256,7 @@ class Calls:
         self.entries.append(Call(values, versions, state, list(done)))
 
     def copied(self) -> Calls:
-        """A copy for a session that continues from here independently."""
+        """Return a copy for a session that continues from here independently."""
         made = Calls()
         made.opening, made.entries = self.opening, list(self.entries)
         return made
@@ -295,7 +295,7 @@ class History:
         self.steps.append((once, [tensor.clone() for tensor in tensors]))
 
     def copied(self) -> History:
-        """A copy for a session that continues from here independently."""
+        """Return a copy for a session that continues from here independently."""
         made = History(self._most)
         made._bytes, made.steps = self._bytes, None if self.steps is None else list(self.steps)
         return made
@@ -347,8 +347,8 @@ class EdgeSession:
         self._copies: list[weakref.ref[EdgeSession]] = []
 
     def copied(self) -> EdgeSession:
-        """A session that continues from here independently; it opens with its first step, or before the next
-        one here.
+        """Return a session that continues from here independently; it opens with its first step, or before the next one
+        here.
         """
         self._decide()
         made = EdgeSession.__new__(EdgeSession)

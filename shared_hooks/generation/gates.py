@@ -85,15 +85,15 @@ class _Kernels(TorchDispatchMode):
 
 
 def _looks_up(func: Any, args: Any) -> bool:
-    """Whether a kernel looks up elements by index, so that its result's size does not depend on values."""
+    """Return whether a kernel looks up elements by index, so that its result's size does not depend on values."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(one is None or one.dtype in (torch.int32, torch.int64) for one in args[1])
 
 
 def is_row_wise(forward: Callable[[torch.Tensor], Any], like: torch.Tensor) -> bool:
-    """Whether ``forward`` is row-wise for floating-point tensors of the rank, last dimension, dtype and device of
-    ``like``.
+    """Return whether ``forward`` is row-wise for floating-point tensors of the rank, last dimension, dtype and device
+    of ``like``.
 
     It runs about ten times on up to six rows of random numbers; ``like`` is not read. An exception means no.
     """
@@ -159,7 +159,7 @@ class Traveller(Protocol):
     """One of the calls in lockstep."""
 
     def arrive(self, gate: Gate, form: Form, request: Request) -> Any:
-        """The module's result for a request, possibly together with others."""
+        """Return the module's result for a request, possibly together with others."""
 
     @property
     def may_meet(self) -> bool:
@@ -189,7 +189,9 @@ def nobodys() -> Iterator[None]:
 
 
 def _sees_inside() -> bool:
-    """Whether the runner of this call observes the modules inside: it counts their calls, or ends at one of them."""
+    """Return whether the runner of this call observes the modules inside: it counts their calls, or ends at one of
+    them.
+    """
     runner = running.get()
     return runner is not None and not runner.is_bare and getattr(runner, "sees_inside", True)
 
@@ -235,8 +237,8 @@ class Gate(ABC):
 
     @abstractmethod
     def through(self, several: Sequence[Any]) -> list[Any] | None:
-        """The module's results for these requests, which have one form, each in its own memory; None if they must run
-        alone.
+        """Return the module's results for these requests, which have one form, each in its own memory; None if they
+        must run alone.
 
         Raises what the module raises; then nothing has changed.
         """
@@ -410,7 +412,7 @@ class BlockGate(Gate):
         return _parted(output, [(call.rows, call.length) for call in several], iter(weights)), caches.layers
 
     def _holds(self, several: Sequence[_BlockCall], width: int) -> bool:
-        """Whether each call gets together, padded to ``width``, what it gets alone."""
+        """Return whether each call gets together, padded to ``width``, what it gets alone."""
         before, dice = PythonState(self.module, settings=False), Dice()
         held = False
         try:
@@ -501,14 +503,14 @@ class _BlockCall:
         raise _GoAlone  # a list or a dictionary may be written to
 
     def is_mask(self, value: torch.Tensor) -> bool:
-        """Whether a tensor is a mask: it has a value for each token that has been read."""
+        """Return whether a tensor is a mask: it has a value for each token that has been read."""
         return value.dim() == 4 and value.shape[-1] == self.length
 
     def alone(self) -> Any:
         return self.forward(*self.args, **self.kwargs)
 
     def like_this(self, generator: torch.Generator) -> _BlockCall:
-        """A call of this form and length with another state, whose rows, keys and values are random."""
+        """Return a call of this form and length with another state, whose rows, keys and values are random."""
 
         def drawn(like: torch.Tensor) -> torch.Tensor:
             return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)
@@ -527,8 +529,8 @@ class _BlockCall:
         return _BlockCall(self.forward, args, kwargs, self.at, self._mask_at)
 
     def on_a_copy(self, forward: Callable[..., Any]) -> tuple[Any, Any]:
-        """Its result alone, and its layer of the state afterwards, on a copy. Raises `_GoAlone` if other
-        layers change.
+        """Return its result alone, and its layer of the state afterwards, on a copy. Raises `_GoAlone` if other layers
+        change.
         """
         state = copy.copy(self.state)
         state.layers = [copy.copy(layer) for layer in self.state.layers]
@@ -598,7 +600,7 @@ def _filled_up(tensor: torch.Tensor, width: int, dimension: int, value: Any, noi
 def _side_by_side(
     several: Sequence[_BlockCall], caches: _Caches, width: int, mask_at: int | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of one call for all. Raises `_GoAlone`."""
+    """Return the arguments of one call for all. Raises `_GoAlone`."""
     first = several[0]
     differ = any(call.length != width for call in several)
 
@@ -635,7 +637,7 @@ def _side_by_side(
 
 
 def _hidden(dtype: torch.dtype) -> Any:
-    """The value that masks a token."""
+    """Return the value that masks a token."""
     if dtype is torch.bool:
         return False
     if not dtype.is_floating_point:
@@ -644,7 +646,7 @@ def _hidden(dtype: torch.dtype) -> Any:
 
 
 def _parted(output: Any, sizes: Sequence[tuple[int, int]], weights: Iterator[bool]) -> list[Any]:
-    """Each call's part of a result, in its own memory. Raises `_GoAlone`.
+    """Return each call's part of a result, in its own memory. Raises `_GoAlone`.
 
     ``sizes``: its rows, and its tokens where a tensor has an element for each.
     """

@@ -195,7 +195,7 @@ class Head:
         raise self.exit
 
     def _given_before(self) -> list[torch.Tensor]:
-        """The results of calls before the cut's."""
+        """Return the results of calls before the cut's."""
         found: list[torch.Tensor] = []
         for call in self.calls[:-1]:
             if isinstance(call.output, torch.Tensor):
@@ -207,11 +207,11 @@ class Head:
     # What is reported of it
 
     def given_by_calls(self) -> list[torch.Tensor]:
-        """The tensors in the results of all calls, in order."""
+        """Return the tensors in the results of all calls, in order."""
         return [leaf for call in self.calls for leaf in _leaves(call.output)]
 
     def reports(self) -> list[Any]:
-        """The forms of the results: [path, count, structure, sources, inner] of each call.
+        """Return the forms of the results: [path, count, structure, sources, inner] of each call.
 
         A source is a form with what it shares memory with (`CallReport`), or the number of the argument that it is. Of
         the cut's own call only what its inner hooks have seen counts.
@@ -225,7 +225,7 @@ class Head:
         return found
 
     def value(self, origin: Origin) -> torch.Tensor | None:
-        """A tensor that a call before the cut returned, or None."""
+        """Return a tensor that a call before the cut returned, or None."""
         for call in self._all(self.calls):
             if (call.path, call.count) == (origin.path, origin.count):
                 leaves = flatten(call.output)[1]
@@ -246,7 +246,7 @@ def _leaves(value: Any) -> list[torch.Tensor]:
 
 
 def born(args: tuple[Any, ...], kwargs: dict[str, Any], here: torch.device) -> Mirror | None:
-    """The mirror of the state among a module's arguments, or None."""
+    """Return the mirror of the state among a module's arguments, or None."""
     return next((Mirror(value, here) for value in (*args, *kwargs.values()) if is_state(value)), None)
 
 
@@ -282,7 +282,7 @@ def _report(call: Call, arguments: list[torch.Tensor]) -> Any:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of this side may share elements; what crossed in one message is in one memory."""
+    """Return whether two tensors of this side may share elements; what crossed in one message is in one memory."""
     if type(one) is RemoteTensor or type(other) is RemoteTensor:
         return False
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata or not one.numel() or not other.numel():
@@ -292,19 +292,19 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first byte of its storage that it covers, and the one after the last."""
+    """Return the first byte of its storage that it covers, and the one after the last."""
     steps = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
     begin = int(tensor.storage_offset()) * tensor.itemsize
     return begin, begin + (int(steps) + 1) * tensor.itemsize
 
 
 def _changed(path: str, what: str) -> CutRefused:
-    """The error for a change that a tail could not repeat."""
+    """Return the error for a change that a tail could not repeat."""
     return CutRefused(f"{path}, before the cut, {what}: the other side would not see that")
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors among a module's arguments, including nested ones, but not those in states."""
+    """Return the tensors among a module's arguments, including nested ones, but not those in states."""
     found: list[torch.Tensor] = []
     waiting = [*args, *kwargs.values()]
     waiting.reverse()
@@ -322,7 +322,7 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tenso
 
 
 def _contents(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The contents of lists and dictionaries among a module's arguments, by identity."""
+    """Return the contents of lists and dictionaries among a module's arguments, by identity."""
     found: list[Any] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, (dict, list)) and not is_state_class(type(value)):

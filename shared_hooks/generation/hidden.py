@@ -91,12 +91,12 @@ is_state_class: Callable[[type], bool] = _is_state
 
 
 def is_state(value: Any) -> bool:
-    """Whether a value is an object that keeps tensors for the next call."""
+    """Return whether a value is an object that keeps tensors for the next call."""
     return is_state_class(type(value))
 
 
 def is_part(cls: type) -> bool:
-    """Whether objects of a class may be part of a state."""
+    """Return whether objects of a class may be part of a state."""
     if issubclass(cls, _caches()):
         return True
     own = cls.__module__.startswith("transformers.") and not issubclass(cls, nn.Module)
@@ -104,7 +104,7 @@ def is_part(cls: type) -> bool:
 
 
 def part_class(name: str) -> type:
-    """The class with that name. Raises BadFrame for an unknown class, or one that is no part of states."""
+    """Return the class with that name. Raises BadFrame for an unknown class, or one that is no part of states."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for step in path.split("."):
@@ -124,14 +124,14 @@ _PER_ELEMENT: Final = 8
 
 
 def check(codec: str | None) -> str | None:
-    """Raises SpecError for an unknown codec."""
+    """Raise SpecError for an unknown codec."""
     if codec is not None and codec not in CODECS:
         raise SpecError(f"no codec {codec!r} for hidden states: there are {', '.join(CODECS)}")
     return codec
 
 
 def encoded(tensor: torch.Tensor, codec: str) -> torch.Tensor | None:
-    """The encoded hidden state as one uint8 tensor on the CPU.
+    """Return the encoded hidden state as one uint8 tensor on the CPU.
 
     None for what is sent as it is: other dtypes, few numbers, NaN and infinities, and what would not be smaller.
     """
@@ -149,7 +149,7 @@ def encoded(tensor: torch.Tensor, codec: str) -> torch.Tensor | None:
 
 
 def decoded(data: torch.Tensor, most_bytes: int) -> torch.Tensor:
-    """The decoded tensor in its own dtype, on the CPU. Raises BadFrame, and TooLarge before memory beyond
+    """Return the decoded tensor in its own dtype, on the CPU. Raises BadFrame, and TooLarge before memory beyond
     ``most_bytes`` is taken.
     """
     if data.dtype is not torch.uint8 or data.dim() != 1:
@@ -221,14 +221,12 @@ class Settled:
 
 
 def _changed(state: PythonState) -> set[str]:
-    """The names, as in `entries`, of what has changed since."""
+    """Return the names, as in `entries`, of what has changed since."""
     return {portable(lasting_name(change, state.places)) for change in state.changes()}
 
 
 def check_cached(state: PythonState) -> None:
-    """Raises CutRefused if a function with `functools.lru_cache` has kept a result that it would not return
-    any more.
-    """
+    """Raise CutRefused if a function with `functools.lru_cache` has kept a result that it would not return any more."""
     if name := state.unrepeatable_result():
         raise refusal(f"what functools.lru_cache has of {name}()")
 
@@ -371,7 +369,7 @@ def differing(said: Any, state: PythonState) -> tuple[set[str], dict[str, Any]]:
 
 
 def changed_since(state: PythonState) -> dict[str, Any]:
-    """Names and summaries of what has changed since."""
+    """Return names and summaries of what has changed since."""
     named = [lasting(change, state.places) for change in left(state)]
     return {portable(one.name): _summary(one.now) for one in named if one.name != HOOKS}
 
@@ -389,7 +387,9 @@ def left_behind(said: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
 
 
 def _summary(value: Any, depth: int = 4) -> Any:
-    """A JSON value by which values are compared; numbers in tensors differ in their last bits between machines."""
+    """Return a JSON value by which values are compared; numbers in tensors differ in their last bits between
+    machines.
+    """
     if type(value) is RemoteTensor:
         return "on the other side"
     if isinstance(value, torch.Tensor):
@@ -414,7 +414,7 @@ def _summary(value: Any, depth: int = 4) -> Any:
 
 
 def _is_remote(value: Any, depth: int = 4) -> bool:
-    """Whether a value contains a remote tensor, left by a replayed call before the cut."""
+    """Return whether a value contains a remote tensor, left by a replayed call before the cut."""
     if isinstance(value, (list, tuple, set, frozenset, deque, dict)) and depth:
         held = value.values() if isinstance(value, dict) else value
         return any(_is_remote(one, depth - 1) for one in held)
@@ -470,7 +470,7 @@ class InsideCalls:
 
     @staticmethod
     def wanted(step: int) -> bool:
-        """Whether to observe a session's ``step``."""
+        """Return whether to observe a session's ``step``."""
         return step < LOOKS or step % EVERY == 0
 
     @contextmanager
@@ -488,7 +488,7 @@ class InsideCalls:
             self.outside.add("a threading.local")
 
     def changed(self) -> set[str]:
-        """The names, as in `entries`, of what has changed on the model since this was created.
+        """Return the names, as in `entries`, of what has changed on the model since this was created.
 
         Raises CutRefused if `functools.lru_cache` keeps something that is no result.
         """
@@ -496,11 +496,11 @@ class InsideCalls:
         return set() if self._before.looks_same else _changed(self._before)
 
     def state(self) -> PythonState:
-        """The model's current state."""
+        """Return the model's current state."""
         return self._before if self._before.looks_same else PythonState(self._model, settings=False)
 
     def refuse(self) -> None:
-        """Raises CutRefused for changes that no other run of the calls can confirm."""
+        """Raise CutRefused for changes that no other run of the calls can confirm."""
         if self.outside:
             raise refusal(min(self.outside))
         self.refuse_given()
@@ -650,7 +650,7 @@ class Unchanged:
 
 
 def _sizes(first: Mapping[str, Any], now: dict[str, Any], names: set[str]) -> set[str]:
-    """Those of ``names`` that are integers equal to the length of a table of the same object."""
+    """Return those of ``names`` that are integers equal to the length of a table of the same object."""
     tables: dict[str, set[tuple[int, int]]] = {}
     for name in first.keys() & now.keys():
         one, other = first[name], now[name]
@@ -661,7 +661,7 @@ def _sizes(first: Mapping[str, Any], now: dict[str, Any], names: set[str]) -> se
 
 
 def _alike(first: Any, now: Any) -> bool:
-    """Whether two tables are of one kind, the longer with more entries."""
+    """Return whether two tables are of one kind, the longer with more entries."""
     if isinstance(first, torch.Tensor) and isinstance(now, torch.Tensor) and first.dim() == now.dim():
         both = tuple(slice(min(sizes)) for sizes in zip(first.shape, now.shape, strict=True))
         first, now = first[both].contiguous(), now[both].contiguous()

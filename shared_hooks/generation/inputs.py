@@ -78,7 +78,7 @@ class Node:
         self.seen: dict[Any, tuple[Any, int]] = {}
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Its contents by key."""
+        """Return its contents by key."""
         holder = self.holder
         if self.kind == "l":
             return enumerate(holder)
@@ -87,7 +87,7 @@ class Node:
         return iter(self.attributes().items())
 
     def attributes(self) -> dict[str, Any]:
-        """The attributes of an object, without those of a session."""
+        """Return the attributes of an object, without those of a session."""
         own: dict[str, Any] = vars(self.holder)
         if OWN in own:
             hidden = own[OWN].hidden
@@ -137,7 +137,7 @@ class Loose(Node):
 
 
 def version_of(value: Any) -> int:
-    """The number of in-place writes to a tensor; -1 for other values. torch does not count writes to inference
+    """Return the number of in-place writes to a tensor; -1 for other values. torch does not count writes to inference
     tensors.
     """
     if not isinstance(value, torch.Tensor):
@@ -146,7 +146,7 @@ def version_of(value: Any) -> int:
 
 
 def form_of(value: Any, here: torch.device, depth: int = 0) -> Form:
-    """The form of a state or a part of one. Raises `UnknownHolder` for an object of an unknown kind."""
+    """Return the form of a state or a part of one. Raises `UnknownHolder` for an object of an unknown kind."""
     kind = type(value)
     if kind in LITERALS:
         return "v", value
@@ -187,7 +187,7 @@ def _same_device(one: torch.device, other: torch.device) -> bool:
 
 
 def same(one: Form, other: Form) -> bool:
-    """Whether two forms are equal."""
+    """Return whether two forms are equal."""
     if isinstance(one, Node) and isinstance(other, Node):
         return (
             (one.kind, one.cls) == (other.kind, other.cls)
@@ -198,7 +198,7 @@ def same(one: Form, other: Form) -> bool:
 
 
 def plain(form: Form, value: Any) -> Any:
-    """A form for JSON. ``value``: has that form; its tensors on this side are marked."""
+    """Return a form for JSON. ``value``: has that form; its tensors on this side are marked."""
     if isinstance(form, Node):
         return [form.kind, form.cls, [[key, plain(item, form.seen[key][0])] for key, item in form.forms.items()]]
     if form[0] == "t":
@@ -207,7 +207,7 @@ def plain(form: Form, value: Any) -> Any:
 
 
 def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, depth: int = 0) -> tuple[Any, Form]:
-    """The value with a form from the wire, and its form. Raises BadFrame, TooLarge.
+    """Return the value with a form from the wire, and its form. Raises BadFrame, TooLarge.
 
     ``old`` and ``kept``: the previous form and value. What has kept its form stays the same object, since it may be
     this side's own tensor.
@@ -254,7 +254,7 @@ def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tu
 
 
 def check_key(kind: str, key: Any, holder: Any) -> None:
-    """Raises BadFrame for a key that a holder of that kind does not have, or must not be given: an attribute must not
+    """Raise BadFrame for a key that a holder of that kind does not have, or must not be given: an attribute must not
     hide a method of its class.
     """
     fits = type(key) is (int if kind == "l" else str) or (kind == "d" and type(key) is int)
@@ -271,7 +271,7 @@ def _is_method(place: tuple[Hashable, str]) -> bool:
 
 
 def _leaf_form(form: Any) -> Form:
-    """A leaf's form from JSON, checked."""
+    """Return a leaf's form from JSON, checked."""
     kind = form[0]
     if kind == "m" or kind == OWN_TENSOR:
         return tensor_form(tuple(form[1]), tuple(form[2]), form[3])
@@ -285,7 +285,7 @@ def _leaf_form(form: Any) -> Form:
 
 
 def tensor_form(shape: tuple[Any, ...], stride: tuple[Any, ...], dtype: Any) -> Form:
-    """A tensor's form from JSON. Raises as `check_sizes`."""
+    """Return a tensor's form from JSON. Raises as `check_sizes`."""
     # anything else than numbers ends in `check_sizes`, also what is equal to one
     if {*map(type, shape), *map(type, stride)} <= {int}:
         _known_sizes(shape, stride)
@@ -295,7 +295,7 @@ def tensor_form(shape: tuple[Any, ...], stride: tuple[Any, ...], dtype: Any) -> 
 
 
 def check_sizes(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> None:
-    """Raises BadFrame, and TooLarge for an implausible number of elements."""
+    """Raise BadFrame, and TooLarge for an implausible number of elements."""
     sizes = (*shape, *stride)
     if len(shape) != len(stride) or not {*map(type, sizes)} <= {int} or min(sizes, default=0) < 0:
         raise BadFrame("malformed form: sizes and strides")
@@ -336,7 +336,7 @@ _SHARED = re.compile(r"mask|position|grid|sizes|lengths|token_type|_idx$|cache")
 
 @functools.lru_cache(4096)
 def is_private(name: str) -> bool:
-    """Whether an input of that name never leaves this side, by default."""
+    """Return whether an input of that name never leaves this side, by default."""
     return _PRIVATE.search(name) is not None and _SHARED.search(name) is None
 
 
@@ -382,7 +382,7 @@ class Said:
         self._forms = forms
 
     def shared(self, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors among a step's inputs that the other side receives."""
+        """Return the tensors among a step's inputs that the other side receives."""
         found: list[torch.Tensor] = []
         for name, value in kwargs.items():
             if type(value) in LITERALS or is_state_class(type(value)) or self._is_private(name):
@@ -418,7 +418,7 @@ class Said:
             self._last[number] = leaf, version_of(leaf), content
 
     def copied(self) -> Said:
-        """A copy for a session that continues from here independently."""
+        """Return a copy for a session that continues from here independently."""
         made = Said(self._private)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
         made.leaves = self.leaves
@@ -431,14 +431,14 @@ def _same(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of numbers: as numbers, two zeros are equal and NaN equals nothing."""
+    """Return the bits of numbers: as numbers, two zeros are equal and NaN equals nothing."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.view(_INTEGER_OF[tensor.itemsize]) if tensor.is_floating_point() else tensor
 
 
 def _grown(old: torch.Tensor, new: torch.Tensor) -> Any:
-    """The columns of ``new`` beyond ``old``; None if it differs otherwise."""
+    """Return the columns of ``new`` beyond ``old``; None if it differs otherwise."""
     if new.is_floating_point() or new.dim() < 1 or new.dim() != old.dim() or new.dtype != old.dtype:
         return None
     more = new.shape[-1] - old.shape[-1]
@@ -448,7 +448,9 @@ def _grown(old: torch.Tensor, new: torch.Tensor) -> Any:
 
 
 def with_own_containers(value: Any) -> Any:
-    """An input with copies of its lists and dictionaries: the model may change them, and a step may be repeated."""
+    """Return an input with copies of its lists and dictionaries: the model may change them, and a step may be
+    repeated.
+    """
     kind = type(value)
     if kind is list or kind is tuple:
         return kind(map(with_own_containers, value))
@@ -458,7 +460,7 @@ def with_own_containers(value: Any) -> Any:
 
 
 def has_same_content(one: Any, other: Any) -> bool:
-    """Whether the first still equals what `with_own_containers` made of the other."""
+    """Return whether the first still equals what `with_own_containers` made of the other."""
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(has_same_content, one, other))
     if isinstance(one, dict):
@@ -480,7 +482,7 @@ class Heard:
         self.leaves: list[torch.Tensor] = []
 
     def hear(self, header: dict[str, Any], tensors: list[torch.Tensor], state: Any) -> tuple[dict[str, Any], int]:
-        """The inputs of a step, and how many of the tensors belong to them. Raises BadFrame, TooLarge."""
+        """Return the inputs of a step, and how many of the tensors belong to them. Raises BadFrame, TooLarge."""
         self._structure = header.get("in", self._structure)
         self._forms = header.get("f", self._forms)
         if self._structure is None or self._forms is None:
@@ -523,7 +525,7 @@ class Heard:
         return self._magnitudes, sizes
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors kept for the next step."""
+        """Return the tensors kept for the next step."""
         return list(self._last.values())
 
     @property
@@ -547,7 +549,7 @@ class Heard:
         return found
 
     def copied(self) -> Heard:
-        """A copy for a fork."""
+        """Return a copy for a fork."""
         made = Heard(self._here, self._find)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
         made._told, made._magnitudes = self._told, self._magnitudes

@@ -77,7 +77,7 @@ class MiddleSession(DecodingSession):
         self._up: LastSaid = None
 
     def fork(self) -> DecodingSession:
-        """A copy, which continues independently."""
+        """Return a copy, which continues independently."""
         made = MiddleSession(self._tail, self._second.name, self._link, self._onward.copied())
         made._known, made._spoilt, made._up = self._known.copied(), self._spoilt, self._up
         made._mirror = None if self._mirror is None else self._mirror.copied()
@@ -189,7 +189,7 @@ class MiddleSession(DecodingSession):
         raise CutRefused(f"the tail after {self._second.name} cannot be run: {reply.header.get('why')!s:.300}")
 
     def _answered(self, known: Known, answer: _Left, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
-        """The next server's answer for the one before, with what this part did and what only it has."""
+        """Return the next server's answer for the one before, with what this part did and what only it has."""
         tensors, head = list(tensors), answer.runner.head
         leaves = []
         try:

@@ -61,7 +61,7 @@ class Snapshot:
     contents: list[tuple[Node, dict[Any, Form], dict[Any, tuple[Any, int]]]]
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors of this side in it."""
+        """Return the tensors of this side in it."""
         return [tensor for _, _, seen in self.contents for value, _ in seen.values() for tensor in _real(value)]
 
     @property
@@ -134,7 +134,7 @@ class Mirror:
 
     @classmethod
     def built(cls, form: Any, here: torch.device) -> Mirror:
-        """A mirror with a state rebuilt from its form; its tensors are shadows. Raises BadFrame."""
+        """Return a mirror with a state rebuilt from its form; its tensors are shadows. Raises BadFrame."""
         made = cls.__new__(cls)
         made._begin(here)
         state, made.root = build(form, here)
@@ -181,7 +181,7 @@ class Mirror:
         self.nodes_changed = next(_numbers)
 
     def _check_single(self) -> None:
-        """Raises UnknownHolder if a container occurs twice, which the other side would make two."""
+        """Raise UnknownHolder if a container occurs twice, which the other side would make two."""
         known: set[int] = set()
         for node in self._nodes(self.root):
             if id(node.holder) in known:
@@ -378,7 +378,7 @@ class Mirror:
                     node.note(key, fresh, node.forms[key])
 
     def snapshot(self) -> Snapshot:
-        """The current contents, to restore if a step fails; cheap, because no tensor is copied."""
+        """Return the current contents, to restore if a step fails; cheap, because no tensor is copied."""
         contents = [(node, dict(node.forms), dict(node.seen)) for node in self._nodes(self.root)]
         return Snapshot(self.root, self.nodes_changed, contents)
 
@@ -388,7 +388,7 @@ class Mirror:
         return snapshot.restore([] if gone is None else gone)
 
     def _nodes(self, node: Node) -> list[Node]:
-        """The node and those inside it, at any depth."""
+        """Return the node and those inside it, at any depth."""
         found = [node]
         for one in found:  # which grows
             for form in one.forms.values():
@@ -401,7 +401,7 @@ class Mirror:
         return [(node, dict(node.forms)) for node in self._nodes(self.root)]
 
     def real(self) -> list[torch.Tensor]:
-        """The tensors of the state on this side."""
+        """Return the tensors of the state on this side."""
         found: list[torch.Tensor] = []
         for node in self._nodes(self.root):
             for value, _ in node.seen.values():
@@ -451,7 +451,7 @@ class Mirror:
         return twins
 
     def copied(self) -> Mirror:
-        """A mirror of a copy of the state, which shares no tensors of this side with it."""
+        """Return a mirror of a copy of the state, which shares no tensors of this side with it."""
         made = Mirror.__new__(Mirror)
         made._begin(self.here)
         made.root = _copied(self.root, self._twins())
@@ -746,6 +746,6 @@ class Called:
 
 
 def handle_of(state: Any) -> Handle | None:
-    """The handle on a state, or None."""
+    """Return the handle on a state, or None."""
     found = vars(state).get(OWN)
     return found if isinstance(found, Handle) else None

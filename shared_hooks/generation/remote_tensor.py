@@ -193,7 +193,7 @@ def _nothing(_: torch.Tensor) -> None:
 
 
 def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
-    """The value of a remote tensor, sent or computed. Raises `RemoteRead`, which names what is missing."""
+    """Return the value of a remote tensor, sent or computed. Raises `RemoteRead`, which names what is missing."""
     origin = remote.origin
     if isinstance(origin, Part):
         of = origin.of
@@ -219,8 +219,8 @@ def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
 
 
 def kept_here(remote: RemoteTensor) -> torch.Tensor:
-    """A copy of a remote value that code behind the cut keeps in a state: in the next step its origin names another
-    value.
+    """Return a copy of a remote value that code behind the cut keeps in a state: in the next step its origin names
+    another value.
 
     Raises `RemoteRead`.
     """
@@ -228,7 +228,7 @@ def kept_here(remote: RemoteTensor) -> torch.Tensor:
 
 
 def _place(remote: RemoteTensor) -> str:
-    """The origin of a remote tensor's value, for messages."""
+    """Return the origin of a remote tensor's value, for messages."""
     while isinstance(remote.origin, Part):
         of = remote.origin.of
         remote = next(dataless_in((of.args, of.kwargs)))
@@ -245,7 +245,7 @@ _never_pointed_to: Any = torch._C._set_throw_on_mutable_data_ptr
 
 
 def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: torch.device) -> RemoteTensor:
-    """A tensor of a state on the other side. Each place has its own, so that one found elsewhere was moved."""
+    """Return a tensor of a state on the other side. Each place has its own, so that one found elsewhere was moved."""
     named = DTYPES.get(dtype) or dtype_named(dtype)
     made: RemoteTensor = _make(RemoteTensor, shape, strides=stride, dtype=named, device=device)
     _never_pointed_to(made)
@@ -339,7 +339,9 @@ class Extents:
         self._keys, self._allowance = [], None
 
     def around(self, *reported: Any) -> AbstractContextManager[Any]:
-        """A context for the rest of the forward, of which the edge has reported this: it is measured if that is new."""
+        """Return a context for the rest of the forward, of which the edge has reported this: it is measured if that is
+        new.
+        """
         key = (*(self._keys[-1] if self._keys else ()), *reported)
         self._keys.append(key)
         if self._allowance is not None or self._seen.has(key):
@@ -355,15 +357,15 @@ class Extents:
 
 
 def _digest(key: Any) -> bytes:
-    """A digest of tuples of numbers, text and sets of such. Equal keys may have several if a set is ordered
+    """Return a digest of tuples of numbers, text and sets of such. Equal keys may have several if a set is ordered
     differently.
     """
     return hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
 
 
 def magnitude(value: Any) -> tuple[Any, ...]:
-    """A key that is equal for values of one structure whose numbers have the same sign and are less than twice as
-    large: the leaves in one row, and where each list or dictionary begins.
+    """Return a key that is equal for values of one structure whose numbers have the same sign and are less than twice
+    as large: the leaves in one row, and where each list or dictionary begins.
     """
     found: list[Any] = []
     waiting = [value]
@@ -389,7 +391,7 @@ def magnitude(value: Any) -> tuple[Any, ...]:
 
 
 def weight(value: Any) -> int:
-    """The approximate bytes of memory of a value from JSON."""
+    """Return the approximate bytes of memory of a value from JSON."""
     found, waiting = 0, [value]
     while waiting:
         one = waiting.pop()

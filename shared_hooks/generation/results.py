@@ -66,8 +66,8 @@ def shortened(wanted: Any, draw: Draw) -> Short:
 
 
 def _top(logits: torch.Tensor, most: int) -> Any:
-    """The k likeliest, ties with the k-th, and what a division by a temperature may make a tie. If that is much, all is
-    sent.
+    """Return the k likeliest, ties with the k-th, and what a division by a temperature may make a tie. If that is much,
+    all is sent.
     """
     words = logits.shape[-1]
     if 2 * most >= words:
@@ -96,7 +96,8 @@ def _drawn(logits: torch.Tensor, draw: Draw, processors: Any) -> Any:
 
 
 def widened(said: Any, tensors: list[torch.Tensor], most_words: int) -> torch.Tensor:
-    """The logits on the edge: what was sent, and minus infinity elsewhere. ``most_words``: the model's vocabulary.
+    """Return the logits on the edge: what was sent, and minus infinity elsewhere. ``most_words``: the model's
+    vocabulary.
 
     Raises BadFrame, before memory is taken for an answer that is not this model's.
     """
@@ -157,12 +158,12 @@ _LOWEST = float("-inf")
 
 
 def is_own(cls: type) -> bool:
-    """Whether a class is one of transformers' own processors."""
+    """Return whether a class is one of transformers' own processors."""
     return cls.__module__ == "transformers.generation.logits_process"
 
 
 def state_now() -> bytes:
-    """The state of torch's CPU generator."""
+    """Return the state of torch's CPU generator."""
     return devices.rng_state().numpy().tobytes()
 
 
@@ -171,7 +172,7 @@ def digest(state: bytes) -> str:
 
 
 def written(state: bytes) -> str:
-    """A generator's state for JSON."""
+    """Return a generator's state for JSON."""
     return base64.b64encode(state).decode()
 
 
@@ -192,7 +193,7 @@ class Sampler:
             raise BadFrame(f"no state of a generator: {error!s:.120}") from error
 
     def draw(self, processors: Any, scores: torch.Tensor) -> torch.Tensor:
-        """A token for each row of scores (rows, words). Raises BadFrame, CutRefused without transformers."""
+        """Return a token for each row of scores (rows, words). Raises BadFrame, CutRefused without transformers."""
         if self.state is None:
             raise BadFrame("a word is to be drawn, and no state of a generator was sent")
         for one in _made(processors):
@@ -203,7 +204,7 @@ class Sampler:
         return found.squeeze(1)
 
     def copied(self) -> Sampler:
-        """A copy for a step that may fail."""
+        """Return a copy for a step that may fail."""
         return Sampler(self.state)
 
 
@@ -235,7 +236,7 @@ _DICTIONARIES = frozenset(map(class_name, (dict, OrderedDict, defaultdict)))
 
 
 def _parts(output: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    """The container of a result (a class's name, or a kind), and its parts by key."""
+    """Return the container of a result (a class's name, or a kind), and its parts by key."""
     if isinstance(output, dict):
         return class_name(type(output)), list(output.items())
     if type(output) in (tuple, list):
@@ -295,7 +296,7 @@ def _leaf(
 
 
 def heard(structure: Any, leaves: Any, find: ClassFinder, leaf: Callable[[Any], torch.Tensor], state: Any) -> Any:
-    """The result on the edge. ``leaf`` finds the tensor of one leaf. Raises BadFrame."""
+    """Return the result on the edge. ``leaf`` finds the tensor of one leaf. Raises BadFrame."""
     try:
         holder, parts = structure
         values = iter([leaf(one) for one in leaves])

@@ -98,7 +98,7 @@ class Look:
         self.draws: Draws | None = None
 
     def again(self) -> bool:
-        """Whether a second forward, observed closely, is needed. Called after a forward."""
+        """Return whether a second forward, observed closely, is needed. Called after a forward."""
         if self.draws is not None:
             self._others = self._dice.others
             return False
@@ -156,7 +156,7 @@ class DecodingTail:
         self.needed_up_to(None)
 
     def needed_up_to(self, second: Cut | None) -> attach.Needed:
-        """The modules that steps ending at ``second`` must see; None: steps that run to the model's end."""
+        """Return the modules that steps ending at ``second`` must see; None: steps that run to the model's end."""
         path, above = ("", frozenset[str]()) if second is None else (second.path, second.above)
         with attach.lock:
             found = self._needed.get(path)
@@ -166,7 +166,7 @@ class DecodingTail:
             return found
 
     def open(self) -> DecodingSession:
-        """A new session, whose first step has the form of its state."""
+        """Return a new session, whose first step has the form of its state."""
         return DecodingSession(self)
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class Known:
         )
 
     def nbytes(self, mirror: Mirror | None, *kept: Snapshot) -> int:
-        """The bytes of everything kept for the session: tensors, each once, and reports. ``kept``: states."""
+        """Return the bytes of everything kept for the session: tensors, each once, and reports. ``kept``: states."""
         tensors = [*self.inputs.tensors(), *(() if mirror is None else mirror.real())]
         tensors += tensors_in(list(self.unchanged.same.values()))
         for one in kept:
@@ -272,7 +272,7 @@ class DecodingSession:
         return held + sum([one.known.nbytes(None) for one in self._kept])
 
     def fork(self) -> DecodingSession:
-        """A copy, which continues independently. Raises SessionLost while steps may be taken back."""
+        """Return a copy, which continues independently. Raises SessionLost while steps may be taken back."""
         if self._kept:
             raise SessionLost("its last steps may be taken back: nothing is copied before that is decided")
         made = DecodingSession(self._tail)
@@ -316,7 +316,7 @@ class DecodingSession:
         return self._completed(known, answer, undone)
 
     def _first_kept(self, header: Header) -> int:
-        """The number of the first step that may still be taken back; a huge one if this step may not.
+        """Return the number of the first step that may still be taken back; a huge one if this step may not.
 
         Raises BadFrame, and CutRefused if none can be.
         """
@@ -547,8 +547,8 @@ class Step:
         return self._answer(output, running_tail)
 
     def _reads_none(self, before: PythonState, names: set[str], again: Callable[[], bool]) -> bool:
-        """Whether a step gives the same with poison in place of ``names`` at its beginning, and in place of what else
-        the edge has at the cut; where the step itself leaves that, with its value. ``again`` repeats the step.
+        """Return whether a step gives the same with poison in place of ``names`` at its beginning, and in place of what
+        else the edge has at the cut; where the step itself leaves that, with its value. ``again`` repeats the step.
         """
         is_unread, self._tail.turns.looked = False, False
         with suppress(Read, Exception), poisoned(before, names, self._same) as reached:
@@ -613,7 +613,9 @@ class Step:
         return StepAnswer(reply, tensors, self._mirror)
 
     def _output(self, kwargs: dict[str, Any], given: Mirror | None) -> tuple[Any, Tail]:
-        """The model's output, and the `Tail` that ran it; ``given``: the state's mirror at the step's beginning."""
+        """Return the model's output, and the `Tail` that ran it; ``given``: the state's mirror at the step's
+        beginning.
+        """
         tail, look = self._tail, Look()
         inputs = [(leaf, leaf._version) for leaf in self._known.inputs.leaves if type(leaf) is not RemoteTensor]
         while True:
@@ -657,7 +659,7 @@ class Step:
         )
 
     def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
-        """The model's output. Hooks of the model itself run on the edge, which has the answer."""
+        """Return the model's output. Hooks of the model itself run on the edge, which has the answer."""
         state = None if self._mirror is None else self._mirror.state
         own = {name: value if value is state else with_own_containers(value) for name, value in kwargs.items()}
         output = self._tail.model.forward(**own)

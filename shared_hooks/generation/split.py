@@ -233,8 +233,8 @@ class SplitForward:
     def _stepped(
         self, kwargs: dict[str, Any], handle: Handle, began: int, sight: Foresight | None = None
     ) -> tuple[Any, Handle]:
-        """The output of one call, and the handle of its session (a forward may create its own state). ``sight``: what
-        will be called next.
+        """Return the output of one call, and the handle of its session (a forward may create its own state). ``sight``:
+        what will be called next.
         """
         if handle.spoilt:
             raise SessionLost("a step failed after the model had written to its state in place: begin with a new state")
@@ -334,7 +334,7 @@ class SplitForward:
     # Calls that will come (`ahead`)
 
     def _come_true(self, handle: Handle, kwargs: dict[str, Any]) -> Foreseen | None:
-        """The step that was sent ahead for this call; None if it was for another call, and is taken back."""
+        """Return the step that was sent ahead for this call; None if it was for another call, and is taken back."""
         session: EdgeSession = handle.session
         found: Foreseen = session.foreseen[0]
         mirror = handle.mirror
@@ -349,7 +349,7 @@ class SplitForward:
         return found
 
     def _may_look_ahead(self, handle: Handle, header: dict[str, Any], sight: Foresight) -> bool:
-        """Whether the calls after this one can be foreseen: the message has nothing new, only the model sees its
+        """Return whether the calls after this one can be foreseen: the message has nothing new, only the model sees its
         modules called, and the state can be restored.
         """
         return (
@@ -448,7 +448,7 @@ class SplitForward:
         look: InsideCalls,
         dice: Dice,
     ) -> Head:
-        """The head whose values cross, starting from a ``first`` one.
+        """Return the head whose values cross, starting from a ``first`` one.
 
         If that has changed the model, it runs once more, from the state that it left: a table that is built on first
         use exists now. If it changes the model again, or gives another result, or if the other side keeps something
@@ -494,7 +494,7 @@ class SplitForward:
         return made
 
     def _stateless(self) -> Handle:
-        """The handle of calls without a state: all of them are steps of one session, which keeps nothing."""
+        """Return the handle of calls without a state: all of them are steps of one session, which keeps nothing."""
         if self._plain is None:
             self._plain = Handle(self._session())
             self._plain.session.history = History(0)
@@ -530,7 +530,7 @@ class SplitForward:
         made.number = 0  # it is not its to close
 
     def _handle(self, state: Any) -> Handle:
-        """The handle of a state: its own, that of a copy, or a new one."""
+        """Return the handle of a state: its own, that of a copy, or a new one."""
         handle = handle_of(state)
         if handle is not None and handle.session.link is not self._link:
             raise CutRefused("the state belongs to another model that is split")
@@ -744,7 +744,7 @@ def _reading() -> Iterator[None]:
 
 
 def _same_calls(one: Head, other: Head) -> bool:
-    """Whether the calls of two heads gave the same values."""
+    """Return whether the calls of two heads gave the same values."""
     before, now = one.given_by_calls(), other.given_by_calls()
     return len(before) == len(now) and all(map(_same_leaf, before, now))
 
@@ -754,12 +754,12 @@ def _same_leaf(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _run(head: Head) -> set[str]:
-    """The paths of the calls before the cut."""
+    """Return the paths of the calls before the cut."""
     return {call.path for call in head.calls[:-1]}
 
 
 def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name. Raises InputMismatch if they have none."""
+    """Return all arguments by name. Raises InputMismatch if they have none."""
     if not args:
         return kwargs
     try:
@@ -776,7 +776,7 @@ def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _taken(signature: inspect.Signature, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments without tokenizers that the model has no parameter for: ``generate()`` passes on its own."""
+    """Return the arguments without tokenizers that the model has no parameter for: ``generate()`` passes on its own."""
     names = signature.parameters
     return {name: value for name, value in kwargs.items() if name in names or not _is_tokenizer(value)}
 
@@ -786,7 +786,7 @@ def _is_tokenizer(value: Any) -> bool:
 
 
 def _counted(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with copies of inference tensors, whose writes torch does not count."""
+    """Return the arguments with copies of inference tensors, whose writes torch does not count."""
     found = {}
     for name, value in kwargs.items():
         if isinstance(value, torch.Tensor):

@@ -58,7 +58,7 @@ class Outcome(Generic[Result]):
     """How often it passed a gate together with others."""
 
     def result(self) -> Result:
-        """The value. Raises the error."""
+        """Return the value. Raises the error."""
         if self.error is not None:
             raise self.error
         value: Any = self.value
@@ -84,7 +84,7 @@ class Lockstep(Generic[Result]):
         self._travellers = [_Traveller(self, *one) for one in zip(range(len(calls)), calls, contexts, strict=True)]
 
     def run(self) -> list[Outcome[Result]]:
-        """The outcomes in order. An exception from outside, at a gate, ends all calls."""
+        """Return the outcomes in order. An exception from outside, at a gate, ends all calls."""
         self.surroundings = _surroundings()
         try:
             with nobodys():
@@ -258,7 +258,7 @@ class Together:
         ended: Ended | None = None,
         contexts: Sequence[Context] | None = None,
     ) -> list[Outcome[Result]]:
-        """The outcome of each call, in order. ``calls`` run the model or parts of it, without gradients, in this
+        """Return the outcome of each call, in order. ``calls`` run the model or parts of it, without gradients, in this
         thread, each with its own of the ``contexts`` (None: the current one); an exception in one does not affect the
         others.
 
@@ -275,7 +275,7 @@ class Together:
         return [replace(one, value=None, error=error) if one.batch_size > 1 else one for one in outcomes]
 
     def _state(self) -> PythonState:
-        """The model's current Python state."""
+        """Return the model's current Python state."""
         state = self._python
         if state is None or not state.is_same:
             for module in self._gated:
@@ -306,13 +306,13 @@ class Together:
 
 
 def _gains(module: nn.Module) -> bool:
-    """Whether it has weights that several rows can share; looking up one row of a table reads no others."""
+    """Return whether it has weights that several rows can share; looking up one row of a table reads no others."""
     is_table = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
     return not module.training and not is_table and any(True for _ in module.parameters())
 
 
 def _blocks(model: nn.Module) -> list[tuple[nn.Module, int]]:
-    """The outermost of its modules in lists that have a layer of the state, with that layer."""
+    """Return the outermost of its modules in lists that have a layer of the state, with that layer."""
     found: list[tuple[nn.Module, int]] = []
     waiting = [model]
     while waiting:

@@ -98,7 +98,7 @@ class LogBounds(logging.Filter):
         self._all = {grave: Minute(clock()) for grave in (False, True)}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written; rewrites its text."""
+        """Return whether the record is written; rewrites its text."""
         account = record.account = getattr(record, "account", on_behalf.account)
         if account is None and record.name.partition(".")[0] == "grpc":
             account = UNKNOWN
@@ -208,12 +208,12 @@ class JsonLines(logging.Formatter):
 
 
 def when(record: logging.LogRecord) -> str:
-    """A record's time, to the millisecond, in local time with its UTC offset."""
+    """Return a record's time, to the millisecond, in local time with its UTC offset."""
     return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 def formatter(name: str) -> logging.Formatter:
-    """The formatter of that name among `FORMATS`."""
+    """Return the formatter of that name among `FORMATS`."""
     return JsonLines() if name == "json" else Console()
 
 

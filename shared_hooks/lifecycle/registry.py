@@ -57,7 +57,7 @@ class HookMark:
     def of(
         cls, stages: Iterable[Stage | str], priority: int | str | None, name: str | None, when: Condition | None
     ) -> HookMark:
-        """Raises SpecError without a stage, or for an unknown one."""
+        """Raise SpecError without a stage, or for an unknown one."""
         found = tuple(dict.fromkeys(Stage.of(stage) for stage in stages))
         if not found:
             raise SpecError("on() needs a stage")
@@ -118,7 +118,7 @@ def calls_of(hook: Any) -> Mapping[Stage, Handler]:
 
 
 def check_call(hook: Any, call: Handler) -> None:
-    """Raises SpecError for what would do nothing, or certainly fail, at its stage."""
+    """Raise SpecError for what would do nothing, or certainly fail, at its stage."""
     what = f"{name_of(hook)}: {getattr(call, '__qualname__', type(call).__name__)}"
     if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
         raise SpecError(f"{what} would not run: nobody awaits or iterates; a hook is a plain function")
@@ -133,7 +133,7 @@ def check_call(hook: Any, call: Handler) -> None:
 
 
 def priority_of(value: int | str | None) -> int:
-    """A priority as a number; None is NORMAL. Raises SpecError."""
+    """Return a priority as a number; None is NORMAL. Raises SpecError."""
     if value is None:
         return int(Priority.NORMAL)
     if isinstance(value, str) and value.upper() in Priority.__members__:
@@ -145,7 +145,7 @@ def priority_of(value: int | str | None) -> int:
 
 
 def name_of(hook: Any) -> str:
-    """A hook's own name, or the function's or class's."""
+    """Return a hook's own name, or the function's or class's."""
     mark = mark_of(hook)
     own = mark.name if mark is not None else getattr(hook, "name", None)
     if isinstance(own, str) and own:
@@ -368,7 +368,7 @@ class Lifecycle:
         name: str | None = None,
         when: Condition | None = None,
     ) -> Callable[[Function], Function]:
-        """A decorator that registers a function at once."""
+        """Return a decorator that registers a function at once."""
         mark = HookMark.of(stages, priority, None, when)
 
         def put(function: Function) -> Function:
@@ -397,7 +397,7 @@ class Lifecycle:
         return tuple(one.hook for one in sorted(self._hooks, key=lambda one: one.number))
 
     def listing(self) -> list[Listed]:
-        """The hooks by stage, in the order in which they are called, with their cost so far."""
+        """Return the hooks by stage, in the order in which they are called, with their cost so far."""
         return [
             Listed(
                 stage,
@@ -435,7 +435,7 @@ class Lifecycle:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether they are one object; a method is a new object at every access."""
+    """Return whether they are one object; a method is a new object at every access."""
     return one is other or (isinstance(one, MethodType) and isinstance(other, MethodType) and one == other)
 
 
@@ -458,14 +458,16 @@ LOGGERS: Final = {"edge": "edge_client", "cloud": "cloud_server"}
 
 
 def default(side: str) -> Lifecycle:
-    """A lifecycle with only the default hook. ``side``: "edge" or "cloud"."""
+    """Return a lifecycle with only the default hook. ``side``: "edge" or "cloud"."""
     made = Lifecycle(side)
     made.register(Log(LOGGERS[side]))
     return made
 
 
 def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
-    """The hooks of a ``[lifecycle]`` table (None: no table); its modules may lie in ``folder``. Raises SpecError."""
+    """Return the hooks of a ``[lifecycle]`` table (None: no table); its modules may lie in ``folder``. Raises
+    SpecError.
+    """
     made = default(side)
     table = table or Table({}, "lifecycle")
     hooks = table.take("hooks", list) or []
@@ -524,7 +526,7 @@ def _register(made: Lifecycle, table: Table, value: object, folder: Path) -> Non
 
 
 def _made(hook: Any, options: dict[str, Any], where: str) -> Any:
-    """An instance of a class; anything else unchanged."""
+    """Return an instance of a class; anything else unchanged."""
     if not isinstance(hook, type):
         if options:
             raise SpecError(f"{where}: options are for classes, and this is {type(hook).__name__}")
@@ -550,12 +552,12 @@ HEADERS = ("stage", "hook", "priority", "calls", "failures", "total ms", "us a c
 
 
 def is_default(lifecycle: Lifecycle) -> bool:
-    """Whether only built-in hooks are registered."""
+    """Return whether only built-in hooks are registered."""
     return all(getattr(hook, "built_in", False) for hook in lifecycle.hooks)
 
 
 def rows(lifecycle: Lifecycle) -> list[tuple[str, ...]]:
-    """The listing as text, in the columns of `HEADERS`; a stage is named at its first hook."""
+    """Return the listing as text, in the columns of `HEADERS`; a stage is named at its first hook."""
     found: list[tuple[str, ...]] = []
     before = None
     for one in lifecycle.listing():
@@ -568,7 +570,7 @@ def rows(lifecycle: Lifecycle) -> list[tuple[str, ...]]:
 
 
 def lines(lifecycle: Lifecycle) -> Iterator[str]:
-    """The listing as a table with fixed columns."""
+    """Yield the listing as a table with fixed columns."""
     table = [HEADERS, *rows(lifecycle)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

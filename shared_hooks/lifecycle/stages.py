@@ -110,12 +110,12 @@ class Stage(Enum):
     AFTER_SHUTDOWN = "after_shutdown", "threads are ended, the model is as it was", "they have ended", ""
 
     def comes(self, side: str) -> bool:
-        """Whether the stage exists on this side; a `WrappedModel` by itself ("local") may have any."""
+        """Return whether the stage exists on this side; a `WrappedModel` by itself ("local") may have any."""
         return bool({"edge": self.edge, "cloud": self.cloud}.get(side, "yes"))
 
     @classmethod
     def of(cls, stage: Stage | str) -> Stage:
-        """The stage of this name. Raises SpecError, with similar names, if there is none."""
+        """Return the stage of this name. Raises SpecError, with similar names, if there is none."""
         if isinstance(stage, Stage):
             return stage
         names = {known.value: known for known in cls}
@@ -206,10 +206,10 @@ def every_n_seconds(seconds: float) -> Condition:
 
 
 def is_first(event: Event) -> bool:
-    """Whether it belongs to the first request of its run."""
+    """Return whether it belongs to the first request of its run."""
     return event.request is not None and event.request.index == 0
 
 
 def is_last(event: Event) -> bool:
-    """Whether it belongs to the last request of its run; False if their number is unknown."""
+    """Return whether it belongs to the last request of its run; False if their number is unknown."""
     return event.request is not None and event.request.index + 1 == event.request.total

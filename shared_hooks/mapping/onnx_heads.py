@@ -47,8 +47,8 @@ class TapedHead:
 def of_any_size(
     heads: Sequence[TapedHead], sizes: Sequence[Size], places: tuple[tuple[int, int], ...]
 ) -> TapedHead | None:
-    """One head of several of one cut, whose inputs differ in a size, or in a batch and a length (`TapedHead.sizes` are
-    these ``places``); None where they differ in more.
+    """Return one head of several of one cut, whose inputs differ in a size, or in a batch and a length
+    (`TapedHead.sizes` are these ``places``); None where they differ in more.
     """
     kinds = {tuple((one.at, one.numbers) for one in head.wanted) for head in heads}
     if len(kinds) > 1:
@@ -105,7 +105,7 @@ class _Places:
         self.end = rest[0] if rest else len(tape.steps)
 
     def of(self, numbers: NamedNumbers) -> int:
-        """The step at whose place they are read or given."""
+        """Return the step at whose place they are read or given."""
         for call, number, item in self._trace.placed:
             if isinstance(item, Op) and item.counts and (call.path, call.number, number) == tuple(numbers.place):
                 return self._steps[self._number[item]]
@@ -113,7 +113,7 @@ class _Places:
 
 
 def _tensor(tape: Tape, end: int, early: EarlyOutput, one: NamedTensor) -> Wanted:
-    """The tensor of the tape that is this one, or that it is a part of: on the memory of its piece."""
+    """Return the tensor of the tape that is this one, or that it is a part of: on the memory of its piece."""
     piece = early.pieces[one.piece]
     copies = [step for step in tape.around if "clone" in step.name and tape.tensors[step.results[0]] is piece]
     lying = tape.tensors[copies[0].given()[0]] if copies else piece  # a head copies what others may write to
@@ -143,7 +143,7 @@ def _tensor(tape: Tape, end: int, early: EarlyOutput, one: NamedTensor) -> Wante
 
 
 def _is_like(tensor: torch.Tensor, form: torch.Tensor) -> bool:
-    """Whether these are the same elements, in the same order."""
+    """Return whether these are the same elements, in the same order."""
     mine, theirs = ((one.shape, one.stride(), one.storage_offset()) for one in (tensor, form))
     return mine == theirs
 
@@ -202,7 +202,7 @@ MOST_PLACES: Final = 1 << 22
 
 
 def _places(tensor: torch.Tensor) -> torch.Tensor:
-    """Where the elements of a tensor lie in its storage, row-major."""
+    """Return where the elements of a tensor lie in its storage, row-major."""
     found = torch.tensor([tensor.storage_offset()])
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         found = (found[:, None] + stride * torch.arange(size)).flatten()
@@ -210,7 +210,7 @@ def _places(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether shapes and bits are equal."""
+    """Return whether shapes and bits are equal."""
     a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
     return one.shape == other.shape and torch.equal(a, b)
 
@@ -218,10 +218,11 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 def graphs_of(
     heads: Sequence[TapedHead], inputs: Sequence[str], tensors: Sequence[torch.Tensor], moving: Free | None = None
 ) -> Iterator[tuple[TapedHead, onnx_ir.Model | IsthmusError]]:
-    """Each head's graph on these inputs, or why there is none. Its outputs are what crosses, by name and in order.
+    """Yield each head's graph on these inputs, or why there is none. Its outputs are what crosses, by name and in
+    order.
 
-    Heads of which one begins as the other are made together, and share their weights. ``moving``: axes of inputs
-    whose size is any, for heads that have some.
+    Heads of which one begins as the other are made together, and share their weights. ``moving``: axes of inputs whose
+    size is any, for heads that have some.
     """
     call = _Call(inputs, tensors, moving or {})
     heads = sorted(heads, key=lambda one: len(one.tape.steps))

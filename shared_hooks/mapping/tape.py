@@ -95,7 +95,7 @@ class Step:
         )
 
     def given(self) -> tuple[int, ...]:
-        """The numbers of its argument tensors."""
+        """Return the numbers of its argument tensors."""
         found: list[int] = []
         _mapped((self.args, self.kwargs), Ref, lambda ref: found.append(ref.number))
         return tuple(found)

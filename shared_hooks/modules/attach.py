@@ -128,7 +128,7 @@ watchers: set[Any] = set()
 
 
 def is_of_class(module: nn.Module, forward: Any) -> bool:
-    """Whether a module's "forward" is what its class defines; so it is for copies of modules with shims."""
+    """Return whether a module's "forward" is what its class defines; so it is for copies of modules with shims."""
     is_own = type(forward) is types.MethodType and forward.__self__ is module
     return is_own and forward.__func__ is type(module).forward
 
@@ -187,12 +187,12 @@ _LOOK_ONLY = ("shared_hooks.", "transformers.utils.output_capturing")
 
 
 def hooks_of(module: nn.Module) -> list[str]:
-    """The names of a module's forward hooks, except for those that each side adds itself."""
+    """Return the names of a module's forward hooks, except for those that each side adds itself."""
     return [name for name, _ in named_hooks(module)]
 
 
 def named_hooks(module: nn.Module) -> list[tuple[str, Any]]:
-    """The same with the hooks themselves."""
+    """Return the same with the hooks themselves."""
     found = []
     for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
         called = hook
@@ -206,7 +206,7 @@ def named_hooks(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _slot(module: nn.Module) -> str:
-    """Where the module's shim is, or would be."""
+    """Return where the module's shim is, or would be."""
     for slot in ("forward", COMPILED):
         shim = module.__dict__.get(slot)
         if isinstance(shim, Shim) and shim.module is module:
@@ -215,7 +215,7 @@ def _slot(module: nn.Module) -> str:
 
 
 def shim_of(module: nn.Module) -> Shim | None:
-    """The installed shim, or None."""
+    """Return the installed shim, or None."""
     shim = module.__dict__.get(_slot(module))
     return shim if isinstance(shim, Shim) and shim.module is module else None
 
@@ -305,7 +305,7 @@ class Needed:
             self._attached = [module for module in self._attached if module not in self._bare]
 
     def _within(self) -> list[nn.Module]:
-        """The modules inside those that were called, and inside others of their lists."""
+        """Return the modules inside those that were called, and inside others of their lists."""
         modules = {path: module for module, path in self._paths.items()}
         whole = {self._paths[module] for module in self.called}
         for path in list(whole):
@@ -321,7 +321,7 @@ class Needed:
         return found
 
     def hooks_within(self, module: nn.Module) -> list[Any]:
-        """The forward hooks of each module in this one."""
+        """Return the forward hooks of each module in this one."""
         if module not in self.hooks:
             self.hooks[module] = [one._forward_hooks for one in module.modules() if one is not module]
         return self.hooks[module]

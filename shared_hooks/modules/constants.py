@@ -39,19 +39,19 @@ from shared_hooks.tensors import dtype_name
 
 
 def digest_of(value: Any) -> str:
-    """The digest of a JSON-able value."""
+    """Return the digest of a JSON-able value."""
     text = json.dumps(value, separators=(",", ":"), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def structure_digest(model: nn.Module, depth: int | None) -> str:
-    """The digest of paths, classes, depth, and the names, shapes and dtypes of parameters and buffers."""
+    """Return the digest of paths, classes, depth, and the names, shapes and dtypes of parameters and buffers."""
     modules = [[name, type(module).__name__] for name, module in model.named_modules(remove_duplicate=False)]
     return digest_of([modules, [[name, *form_of(value)] for name, value in state_of(model)], depth])
 
 
 def state_of(model: nn.Module) -> list[tuple[str, Any]]:
-    """The entries of the state dictionary, unpacked: tensors, and other values (a quantised layer has both)."""
+    """Return the entries of the state dictionary, unpacked: tensors, and other values (a quantised layer has both)."""
     return [one for name, value in model.state_dict().items() for one in _unpacked(name, value)]
 
 
@@ -64,7 +64,7 @@ def _unpacked(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def form_of(value: Any) -> list[Any]:
-    """The dtype and shape of a tensor; the `repr` of another value."""
+    """Return the dtype and shape of a tensor; the `repr` of another value."""
     return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, torch.Tensor) else [repr(value)]
 
 
@@ -73,8 +73,8 @@ def attributes(
     is_read: Callable[[str], bool] = lambda _: True,
     is_written: Callable[[str], bool] = lambda _: False,
 ) -> dict[str, dict[str, Any]]:
-    """The constants in each module, by path, and by the way to them ("config.eps") those in objects that it holds:
-    dictionaries, lists, functions, modules that are no part of the model. Call it before the first forward.
+    """Return the constants in each module, by path, and by the way to them ("config.eps") those in objects that it
+    holds: dictionaries, lists, functions, modules that are no part of the model. Call it before the first forward.
 
     Constants are numbers, and what has the same text in every process (a mode, a type, a function): no paths, no
     devices. Omitted is what torch keeps on every module, which differs between releases; so is what is no number on a
@@ -103,7 +103,7 @@ def attributes(
 
 
 def words_of(value: Any, is_read: Callable[[str], bool], is_written: Callable[[str], bool]) -> str:
-    """The text of a constant that code holds, with its content; "" for anything else.
+    """Return the text of a constant that code holds, with its content; "" for anything else.
 
     Truth values alone, or of a class or module, are none: they describe a machine. ``is_read``, ``is_written``: as in
     `attributes`.
@@ -143,7 +143,7 @@ class _Walk:
         self._left = MOST_OBJECTS
 
     def facts(self, way: str, held: Mapping[str, Any], *, named: bool, depth: int = _DEPTH) -> Iterator[Fact]:
-        """The constants in ``held``, by the way to them. ``named``: only of attributes that code reads."""
+        """Yield the constants in ``held``, by the way to them. ``named``: only of attributes that code reads."""
         for name, value in list(held.items()):
             if named and (name.startswith("__") or not self._is_read(name)):
                 continue
@@ -156,7 +156,7 @@ class _Walk:
             yield from self.below(f"{way}{name}", name, value, depth)
 
     def below(self, way: str, name: str, value: Any, depth: int = _DEPTH) -> Iterator[Fact]:
-        """The constants in an object that is held under ``name``."""
+        """Yield the constants in an object that is held under ``name``."""
         if type(value) in _SCALARS or not depth or not self._left or id(value) in self._known:
             return
         if isinstance(value, _LISTS):
@@ -254,7 +254,7 @@ def _of_class(kind: type) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """The attributes of an object, including slots."""
+    """Return the attributes of an object, including slots."""
     found = dict(getattr(value, "__dict__", ()))
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
@@ -265,7 +265,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _entries(value: Any) -> list[Any]:
-    """The entries of a list, whatever its class defines; empty for one that is too long."""
+    """Return the entries of a list, whatever its class defines; empty for one that is too long."""
     kind = next(one for one in _LISTS if isinstance(value, one))
     if kind is collections.UserList:
         kind, value = list, value.data
@@ -273,7 +273,7 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
-    """The entries of a dictionary, likewise."""
+    """Return the entries of a dictionary, likewise."""
     return list(dict.items(value)) if isinstance(value, dict) else list(value.items())
 
 
@@ -287,7 +287,7 @@ def _around(function: types.FunctionType) -> dict[str, Any]:
 
 
 def cells(function: types.FunctionType) -> Iterator[Any]:
-    """The values of a function's closure variables; those without a value are omitted."""
+    """Return the values of a function's closure variables; those without a value are omitted."""
     return (value for cell in function.__closure__ or () for value in _filled(cell))
 
 
@@ -297,7 +297,7 @@ def _filled(cell: types.CellType) -> Iterator[Any]:
 
 
 def _key(key: Any) -> str | None:
-    """A key as text that is the same in every process."""
+    """Return a key as text that is the same in every process."""
     if type(key) is str:
         return None if key.startswith("__") else key if key.isprintable() else ascii(key)
     if type(key) is int and key > _ADDRESS:
@@ -307,13 +307,13 @@ def _key(key: Any) -> str | None:
 
 
 def _may_grow(value: Any) -> bool:
-    """Whether runs may add to it."""
+    """Return whether runs may add to it."""
     return isinstance(value, (set, bytearray, array.array, *_LISTS, *_DICTIONARIES)) and not isinstance(value, tuple)
 
 
 def _constant(value: Any) -> Any:
-    """A number, or numbers, as they are; another constant as text (`Word`) that is the same in every process; None for
-    anything else.
+    """Return a number, or numbers, as they are; another constant as text (`Word`) that is the same in every process;
+    None for anything else.
     """
     if _is_number(value):
         return _fixed(value)
@@ -350,14 +350,14 @@ def _words(value: Any, depth: int = _DEPTH) -> str | None:
 
 
 def _said(value: Any, depth: int = _DEPTH) -> str | None:
-    """A constant as text, if it is not too deep."""
+    """Return a constant as text, if it is not too deep."""
     if _is_number(value):
         return repr(_fixed(value))
     return _words(value, depth - 1) if depth else None
 
 
 def _table(value: Mapping[Any, Any], depth: int) -> str | None:
-    """A large dictionary that contains only constants."""
+    """Return a large dictionary that contains only constants."""
     entries = [(_key(key), _said(one, depth)) for key, one in _items(value)]
     return digest_of(sorted(map(str, entries))) if all(None not in one for one in entries) else None
 
@@ -373,7 +373,7 @@ _OF_MACHINES = re.compile(
 
 
 def _is_word(value: Any) -> bool:
-    """Whether this is text that is the same on any machine: no path, device, address, version, date."""
+    """Return whether this is text that is the same on any machine: no path, device, address, version, date."""
     return type(value) is str and bool(_WORD.fullmatch(value)) and not _OF_MACHINES.match(value)
 
 
@@ -412,7 +412,7 @@ def _attributes(module: nn.Module, own: Mapping[str, Any], is_written: Callable[
 
 
 def _function(value: Any) -> str:
-    """A function as text: torch's by its name, others also by their source and the numbers that they hold."""
+    """Return a function as text: torch's by its name, others also by their source and the numbers that they hold."""
     if isinstance(value, functools.partial):
         held = [*map(_held, value.args), *(f"{name}={_held(one)}" for name, one in sorted(value.keywords.items()))]
         return f"{_function(value.func)}({', '.join(held)})"
@@ -427,14 +427,16 @@ def _function(value: Any) -> str:
 
 
 def _held(value: Any) -> str:
-    """An argument as text that is the same in every process: no address."""
+    """Return an argument as text that is the same in every process: no address."""
     if _is_number(value) or type(value) is str:
         return repr(_fixed(value))
     return (_function(value) if callable(value) else "") or type(value).__qualname__
 
 
 def _is_own_forward(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether an attribute of the module is what its class defines: the shim of a wrapped module, or a copy's."""
+    """Return whether an attribute of the module is what its class defines: the shim of a wrapped module, or a
+    copy's.
+    """
     if isinstance(value, Shim):
         value = value.forward
     return isinstance(value, types.MethodType) and value.__func__ is getattr(type(module), name, None)
@@ -457,7 +459,7 @@ class Word(str):
 
 
 def is_torchs(kind: type) -> bool:
-    """Whether a part of what its instances hold comes from torch."""
+    """Return whether a part of what its instances hold comes from torch."""
     return any(one is not nn.Module and one.__module__.startswith("torch.nn.") for one in kind.__mro__)
 
 
@@ -473,7 +475,7 @@ nothing.
 
 
 def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The digest of `attributes`."""
+    """Return the digest of `attributes`."""
     return digest_of([[path, [[name, repr(value)] for name, value in each.items()]] for path, each in found.items()])
 
 
@@ -484,8 +486,8 @@ def _is_number(value: Any, depth: int = _DEPTH) -> bool:
 
 
 def code_digest(model: nn.Module) -> str:
-    """The digest of the source of the model's own classes: the functions they define or inherit, and numbers of the
-    class.
+    """Return the digest of the source of the model's own classes: the functions they define or inherit, and numbers of
+    the class.
 
     torch's classes are omitted; its releases may differ as long as the plan does not.
     """
@@ -495,12 +497,12 @@ def code_digest(model: nn.Module) -> str:
 
 
 def source_digest(kind: type) -> str:
-    """The digest of the source of one class; the same for all of torch's."""
+    """Return the digest of the source of one class; the same for all of torch's."""
     return digest_of(_source(kind))
 
 
 def function_digest(function: types.FunctionType) -> str:
-    """The digest of the source of a function."""
+    """Return the digest of the source of a function."""
     return digest_of(_source_of(function))
 
 
@@ -554,7 +556,7 @@ def _takes_class(kind: type, function: types.FunctionType) -> bool:
 
 
 def assigned_by(function: types.FunctionType) -> Iterator[str]:
-    """The names of the attributes that a function assigns to, on any object."""
+    """Return the names of the attributes that a function assigns to, on any object."""
     return (one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR")
 
 
@@ -566,8 +568,8 @@ def _unbound(value: Any) -> types.FunctionType | None:
 
 
 def _source_of(function: types.FunctionType) -> str:
-    """The source of a function and of what it wraps, without torch's, which differs between releases: a model may wrap
-    a method of ``nn.Module``, and torch's decorators wrap a model's.
+    """Return the source of a function and of what it wraps, without torch's, which differs between releases: a model
+    may wrap a method of ``nn.Module``, and torch's decorators wrap a model's.
     """
     texts: list[str] = []
     wrapped: Any = function
@@ -595,7 +597,7 @@ _OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
 def weights_hash(model: nn.Module) -> str:
-    """The digest of the state dictionary: names, shapes, dtypes and bytes, on any device."""
+    """Return the digest of the state dictionary: names, shapes, dtypes and bytes, on any device."""
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(state_of(model), key=lambda one: one[0]):
         digest.update(json.dumps([name, *form_of(value)]).encode())
@@ -605,7 +607,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def tensor_hash(value: Any) -> str:
-    """The digest of the bytes of one tensor; empty for another value."""
+    """Return the digest of the bytes of one tensor; empty for another value."""
     return hashlib.blake2b(_bytes(value), digest_size=8).hexdigest() if isinstance(value, torch.Tensor) else ""
 
 

@@ -63,7 +63,7 @@ def manifest(
     tables: Tables | None = None,
     held: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[Fact, str]:
-    """All facts that both sides must agree on. ``attributes``: by path, from before the first forward
+    """Return all facts that both sides must agree on. ``attributes``: by path, from before the first forward
     (`constants.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
     on the example; ``held``: numbers in code.
     """
@@ -91,8 +91,8 @@ def manifest(
 
 @functools.lru_cache(maxsize=1024)
 def _usual(kind: Any) -> Mapping[str, Any]:
-    """The defaults of the constructor of this class, or of the first of torch's that it is derived from, for arguments
-    that torch's own code keeps under their names. Attributes set by others may mean anything.
+    """Return the defaults of the constructor of this class, or of the first of torch's that it is derived from, for
+    arguments that torch's own code keeps under their names. Attributes set by others may mean anything.
     """
     torchs = [one for one in kind.__mro__ if one is not nn.Module and one.__module__.partition(".")[0] == "torch"]
     if not torchs:
@@ -106,7 +106,7 @@ def _usual(kind: Any) -> Mapping[str, Any]:
 
 
 def _kept_by(kind: type) -> Iterator[str]:
-    """The names of attributes that the functions of a class assign to."""
+    """Return the names of attributes that the functions of a class assign to."""
     return (name for one in vars(kind).values() if isinstance(one, types.FunctionType) for name in assigned_by(one))
 
 
@@ -128,7 +128,7 @@ class Comparison:
 
 
 def compare(client: Manifest, server: Manifest) -> Comparison:
-    """The differences, the first module first: at most `MAX_DIFFERENCES` and one more, and `MAX_NOTES`."""
+    """Return the differences, the first module first: at most `MAX_DIFFERENCES` and one more, and `MAX_NOTES`."""
     mine, theirs = _by_place(client), _by_place(server)
     differences = list(_other_values(mine, theirs))
     notes: list[str] = []
@@ -160,7 +160,7 @@ Value = tuple[str, str]
 def _unequal(
     mine: Mapping[Fact, Value], theirs: Mapping[Fact, Value]
 ) -> Iterator[tuple[Fact, Value | None, Value | None]]:
-    """The places whose facts differ, without those that follow from others; the plan's operations come last."""
+    """Yield the places whose facts differ, without those that follow from others; the plan's operations come last."""
     planned = all(any(place[0] == OPERATION for place in side) for side in (mine, theirs))  # else one has no example
     others = {place[1] for place in {**theirs, **mine} if place[0] == KIND and mine.get(place) != theirs.get(place)}
     for last in (False, True) if planned else (False,):
@@ -177,7 +177,9 @@ def _unequal(
 
 
 def _other_values(mine: Mapping[Fact, Value], theirs: Mapping[Fact, Value]) -> Iterator[str]:
-    """One line for all tensors of the same form with other values: with another weights file, all of them differ."""
+    """Yield one line for all tensors of the same form with other values: with another weights file, all of
+    them differ.
+    """
     names = [place[1:] for place, here in theirs.items() if _is_other_value(place, mine.get(place), here)]
     if names:
         shown = ", ".join(".".join(filter(None, name))[:MAX_LINE] for name in names[:SHOWN])
@@ -192,12 +194,12 @@ def _is_other_value(place: Fact, there: Value | None, here: Value | None) -> boo
 
 
 def printable(text: str) -> str:
-    """The other side's text for logs, without line breaks."""
+    """Return the other side's text for logs, without line breaks."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _by_place(facts: Manifest) -> dict[Fact, Value]:
-    """The facts by place: the kind of an attribute may differ, because another release has another default."""
+    """Return the facts by place: the kind of an attribute may differ, because another release has another default."""
     found = {}
     for (kind, path, name), value in facts.items():
         place = _ATTRIBUTE if kind in (SET, USUAL, HELD) else kind
@@ -224,7 +226,7 @@ def _value(found: Value | None) -> str:
 
 
 def encode(facts: Manifest) -> bytes | None:
-    """The manifest for the wire; None if it is too large."""
+    """Return the manifest for the wire; None if it is too large."""
     lines = [_FIELD.join((*fact, value)) for fact, value in facts.items()]
     if len(lines) > MAX_ENTRIES or any(line.count(_FIELD) != 3 or _ENTRY in line for line in lines):
         return None
@@ -234,7 +236,7 @@ def encode(facts: Manifest) -> bytes | None:
 
 
 def decode(data: bytes, like: Manifest | None = None) -> dict[Fact, str]:
-    """The manifest in ``data``. ``like``: the one to compare it with. Raises BadFrame, and TooLarge before it is
+    """Return the manifest in ``data``. ``like``: the one to compare it with. Raises BadFrame, and TooLarge before it is
     decoded.
     """
     most_entries, most = MAX_ENTRIES, MAX_TEXT

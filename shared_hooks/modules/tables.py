@@ -41,7 +41,7 @@ class ModuleInfo:
 
 
 def is_opaque(module: nn.Module) -> bool:
-    """Whether a module runs without Python (scripted or compiled): one layer, with nothing inside."""
+    """Return whether a module runs without Python (scripted or compiled): one layer, with nothing inside."""
     return (
         isinstance(module, torch.jit.ScriptModule)
         or type(module).__name__ == "OptimizedModule"
@@ -50,7 +50,9 @@ def is_opaque(module: nn.Module) -> bool:
 
 
 def walk(model: nn.Module, depth: int | None) -> dict[nn.Module, ModuleInfo]:
-    """Every module down to ``depth`` (0 = the model alone, None = all), under its first name, in definition order."""
+    """Return every module down to ``depth`` (0 = the model alone, None = all), under its first name, in definition
+    order.
+    """
     found: dict[nn.Module, ModuleInfo] = {}
     deepest = 0
     waiting = [(model, "", 0)]
@@ -102,7 +104,7 @@ add_group(
 
 
 def grouped(modules: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
-    """The modules of each group that has any: ``{group: {path: path of the outermost module around it}}``.
+    """Return the modules of each group that has any: ``{group: {path: path of the outermost module around it}}``.
 
     ``modules``: pairs (path, name of the type), parents before children.
     """
@@ -147,7 +149,9 @@ def aliases(model: nn.Module) -> dict[str, str]:
 
 
 def holder_modules(model: nn.Module) -> set[str]:
-    """The Python modules whose dataclasses and named tuples this model may take or return: those of its own classes."""
+    """Return the Python modules whose dataclasses and named tuples this model may take or return: those of its own
+    classes.
+    """
     found = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
     if any(name.startswith("transformers.") for name in found):
         found.add("transformers.modeling_outputs")
@@ -155,7 +159,7 @@ def holder_modules(model: nn.Module) -> set[str]:
 
 
 def call_name(path: str, number: int) -> str:
-    """The name of a module's call: the module's path, with ``#n`` from the second call on."""
+    """Return the name of a module's call: the module's path, with ``#n`` from the second call on."""
     return path if number == 1 else f"{path}#{number}"
 
 
@@ -180,7 +184,7 @@ Tables = Mapping[tuple[str, str], str]
 
 
 def tables(model: nn.Module, held: Iterable[tuple[str, Any]] = ()) -> dict[tuple[str, str], str]:
-    """The tables of a model: the form, a hash, and some values of each. Call it before the first forward.
+    """Return the tables of a model: the form, a hash, and some values of each. Call it before the first forward.
 
     ``held``: what its code holds, by name: globals, closure variables.
     """
@@ -212,8 +216,8 @@ def tables(model: nn.Module, held: Iterable[tuple[str, Any]] = ()) -> dict[tuple
 
 
 def _in(value: Any, package: str, known: Iterable[int]) -> Iterator[torch.Tensor]:
-    """The tensors in containers, functions, modules except those ``known``, and objects of the module's own package, at
-    any depth.
+    """Yield the tensors in containers, functions, modules except those ``known``, and objects of the module's own
+    package, at any depth.
     """
     seen = set(known)
     left = [value]
@@ -244,7 +248,7 @@ def _in(value: Any, package: str, known: Iterable[int]) -> Iterator[torch.Tensor
 
 
 def digest(found: Tables) -> str:
-    """The digest of forms and hashes."""
+    """Return the digest of forms and hashes."""
     return digest_of([[*place, fact.rpartition(" ")[0]] for place, fact in sorted(found.items())])
 
 
@@ -359,12 +363,12 @@ def _allowed(form: str, mine: _Sample, narrow: bool) -> NDArray[np.float64]:
 
 
 def _share(mine: _Sample) -> float:
-    """The share of values that may be rounded to another neighbour."""
+    """Return the share of values that may be rounded to another neighbour."""
     return 25 * FLIPPED if mine.has_both_signs else FLIPPED
 
 
 def _half(form: str) -> torch.finfo | None:
-    """The type of a table whose values have fewer bits than they were computed with; else None."""
+    """Return the type of a table whose values have fewer bits than they were computed with; else None."""
     dtype = getattr(torch, form.partition("[")[0], None)
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < 4:
         return torch.finfo(dtype)

@@ -61,18 +61,18 @@ class Branch:
     """When ``later`` runs, in order: (first, last)."""
 
     def is_later(self, seq: int) -> bool:
-        """Whether what happens at this seq happens behind the cut."""
+        """Return whether what happens at this seq happens behind the cut."""
         at = bisect_right(self.seqs, (seq, 1 << 62)) - 1
         return seq > self.end.exit or (at >= 0 and self.seqs[at][0] <= seq <= self.seqs[at][1])
 
     def makes(self, value: Value) -> bool:
-        """Whether a value from before the end is created behind the cut."""
+        """Return whether a value from before the end is created behind the cut."""
         return value.made >= 0 and self.is_later(value.made)
 
 
 def branch_of(trace: Trace, ends: Sequence[ModuleCall], end: ModuleCall) -> Branch | None:
-    """The cut after all of these calls and what they need, whose place is after ``end``; None if that is the plain cut
-    there.
+    """Return the cut after all of these calls and what they need, whose place is after ``end``; None if that is the
+    plain cut there.
 
     Raises CutRefused for what cannot run in another order.
     """
@@ -137,7 +137,7 @@ def _needed(trace: Trace, placed: Sequence[tuple[ModuleCall, int, Item]], ends: 
 def _makes(
     item: Item, done: Iterable[Event], first: int, last: int, values: set[Value], storages: set[Storage]
 ) -> bool:
-    """Whether an item creates or writes any of these."""
+    """Return whether an item creates or writes any of these."""
     if any(value in values and value not in item.args for value in item.results):
         return True
     written = {storage for event in done for storage in event.writes}
@@ -153,8 +153,8 @@ def _makes(
 def _outermost(
     placed: Sequence[tuple[ModuleCall, int, Item]], later: frozenset[Op], end: ModuleCall
 ) -> tuple[tuple[ModuleCall, ...], tuple[Place, ...]]:
-    """The outermost calls all of whose counted operations are later, and the places of these and of all other later
-    items.
+    """Return the outermost calls all of whose counted operations are later, and the places of these and of all other
+    later items.
     """
     counts: dict[ModuleCall, list[int]] = {}
     for call, _, item in placed:
@@ -186,7 +186,7 @@ def _outermost(
 
 
 def _check(trace: Trace, branch: Branch, own: set[Item]) -> None:
-    """Raises CutRefused if the order of the two sides could affect the result."""
+    """Raise CutRefused if the order of the two sides could affect the result."""
     end, begins = branch.end.exit, branch.seqs[0][0]
     for refusal in trace.refusals:
         if refusal.first <= end and refusal.last >= begins:
@@ -210,7 +210,7 @@ def _check(trace: Trace, branch: Branch, own: set[Item]) -> None:
 
 
 def _check_writes(trace: Trace, branch: Branch, own: set[Item]) -> None:
-    """Raises CutRefused if the cut changes what is read: nothing before the cut may write after a read that is behind
+    """Raise CutRefused if the cut changes what is read: nothing before the cut may write after a read that is behind
     it, and nothing before it may use what is written behind it.
     """
     touched: dict[Storage, int] = {}
@@ -244,7 +244,7 @@ def _check_writes(trace: Trace, branch: Branch, own: set[Item]) -> None:
 
 
 def last_layer(block: str, ids: Mapping[str, int]) -> int | None:
-    """The last layer inside ``block``, among ``ids`` (name -> number); None if there is none.
+    """Return the last layer inside ``block``, among ``ids`` (name -> number); None if there is none.
 
     With "…" it is the only layer that matches, or the only block; None if there are several.
     """
@@ -260,7 +260,7 @@ def last_layer(block: str, ids: Mapping[str, int]) -> int | None:
 
 
 def blocks(names: Iterable[str]) -> list[str]:
-    """The modules that contain these layers, in order."""
+    """Return the modules that contain these layers, in order."""
     found: dict[str, None] = {}
     for name in names:
         parts = name.partition("#")[0].split(".")
@@ -379,7 +379,7 @@ class _Story:
         return live
 
     def _start(self, wanted: int) -> tuple[int, LiveSet]:
-        """A seq at or after the wanted one at which the set is known."""
+        """Return a seq at or after the wanted one at which the set is known."""
         place, live = self._latest
         if wanted <= place < wanted + _STRIDE:
             return place, live
@@ -391,7 +391,7 @@ class _Story:
 
 
 def frontier_bytes(frontier: Frontier) -> int:
-    """The raw bytes that cross."""
+    """Return the raw bytes that cross."""
     return sum(live.sent * storage.itemsize for storage, live in frontier.items())
 
 
@@ -441,7 +441,7 @@ class Cutting:
 def cut_after(
     trace: Trace, layer: ModuleCall | None, frontier: Frontier, *, wide: bool = False, branch: Branch | None = None
 ) -> Cutting:
-    """The cut after ``layer`` (None: before the first layer). Raises `CutRefused` with the reason.
+    """Return the cut after ``layer`` (None: before the first layer). Raises `CutRefused` with the reason.
 
     ``wide``: the tail may write other parts than in the plan. ``branch``: of a branch cut that ends there.
     """
@@ -465,8 +465,8 @@ def crossing_of(
     leaves: tuple[str, ...],
     calls: tuple[str, ...] = (),
 ) -> Crossing:
-    """The description of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it; ``leaves``: see
-    `Crossing`; ``calls``: of a branch cut. Raises `CutRefused`.
+    """Return the description of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it; ``leaves``:
+    see `Crossing`; ``calls``: of a branch cut. Raises `CutRefused`.
     """
     if mixes_truth(cutting.slots, cutting.marks):
         raise CutRefused("the same memory crosses as truth values and as another type")
@@ -577,13 +577,13 @@ class _Cutter:
         )
 
     def _written_later(self) -> set[Storage]:
-        """The storages that are written in place behind the cut."""
+        """Return the storages that are written in place behind the cut."""
         if self.branch is None:
             return {storage for storage, seq in self.trace.last_writes.items() if seq > self.position}
         return {s for event in self.trace.events if self.branch.is_later(event.seq) for s in event.writes}
 
     def _check_trace(self) -> None:
-        """Raises for reasons to refuse that concern the model rather than one value."""
+        """Raise for reasons to refuse that concern the model rather than one value."""
         trace = self.trace
         for refusal in trace.refusals:
             if refusal.first <= self.position <= refusal.last:
@@ -602,7 +602,7 @@ class _Cutter:
             raise CutRefused("code that torch does not see (threads, an extension) reads values after the cut")
 
     def _generators(self) -> tuple[str, ...]:
-        """The generators whose states must arrive with a request."""
+        """Return the generators whose states must arrive with a request."""
         dice = self.trace.dice
         torchs = ("torch",) if any(last > self.position for _, last in dice.get("cpu", ())) else ()
         # the tail repeats the model's Python from its beginning
@@ -611,7 +611,7 @@ class _Cutter:
     # -- the prefix ---------------------------------------------------------------------------------------------
 
     def _prefix(self) -> Iterator[tuple[ModuleCall, Place, Op | None]]:
-        """Every operation before the cut with its place; for a scripted or compiled module only the call."""
+        """Yield every operation before the cut with its place; for a scripted or compiled module only the call."""
         if self.layer is None:
             return
         for call, number, item in self.trace.placed:
@@ -734,7 +734,9 @@ class _Cutter:
         return {value for value in later if value.made < self.position and not made_later(value)}
 
     def _is_stubbed(self, call: ModuleCall, value: Value) -> bool:
-        """Whether a head lacks such a result: it is created behind the cut, or so is everything that creates it."""
+        """Return whether a head lacks such a result: it is created behind the cut, or so is everything that
+        creates it.
+        """
         if self.branch is None:
             return False
         outer: ModuleCall | None = call

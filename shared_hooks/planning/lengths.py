@@ -46,7 +46,7 @@ class Lengths:
             self._families.popitem(last=False)
 
     def foretold(self, family: Any, sizes: Sizes, cut: Cut) -> tuple[Plan, Cutting, Crossing] | None:
-        """A plan of another size, and what the head does at this cut; None without a rule."""
+        """Return a plan of another size, and what the head does at this cut; None without a rule."""
         found = self._families.get(family)
         return None if found is None else found.foretold(sizes, cut)
 
@@ -90,7 +90,7 @@ class _Family:
         return None
 
     def _rule(self, sizes: Sizes, moving: tuple[bool, ...], cut: Cut) -> Rule | None:
-        """The rule from plans that have these sizes except for those that change."""
+        """Return the rule from plans that have these sizes except for those that change."""
         like = [
             (known, plan)
             for known, plan in self.plans.items()
@@ -121,7 +121,7 @@ class Rule:
 
     @classmethod
     def of(cls, sizes: list[Sizes], plans: list[Plan], first: int, cut: Cut, *, wide: bool = True) -> Rule | None:
-        """The rule from three plans of these sizes; None if they differ in more than numbers. ``wide``: see
+        """Return the rule from three plans of these sizes; None if they differ in more than numbers. ``wide``: see
         `Plan.cutting`.
 
         Raises CutRefused, UnknownLayer.
@@ -135,7 +135,7 @@ class Rule:
         return cls(plans[-1], cuttings[-1], sized, captures, first)
 
     def at(self, sizes: Sizes) -> tuple[Plan, Cutting, Crossing] | None:
-        """The plan's numbers at these sizes; None if a number follows no rule."""
+        """Return the plan's numbers at these sizes; None if a number follows no rule."""
         crossing, captures = self.sized.at(sizes[self.first], sizes), self.captures.at(sizes[self.first])
         if crossing is None or captures is None:
             return None
@@ -225,7 +225,7 @@ class Moving:
         return cls(skeletons[0], list(zip(*numbers, strict=True)), tuple(lengths))
 
     def at(self, length: Size) -> Any:
-        """The value at another size; None if a number follows no rule."""
+        """Return the value at another size; None if a number follows no rule."""
         memo: dict[tuple[int, ...], int | None] = {}
         for row in self._rows:
             if row not in memo:
@@ -233,7 +233,9 @@ class Moving:
         return None if None in memo.values() else _together(self._skeleton, iter([memo[row] for row in self._rows]))
 
     def with_numbers(self, make: Callable[[Terms], Any]) -> Any:
-        """The value with ``make`` of the terms in place of each number that changes; None if one follows no rule."""
+        """Return the value with ``make`` of the terms in place of each number that changes; None if one follows no
+        rule.
+        """
         found: list[Any] = []
         for row in self._rows:
             rule = None if len(set(row)) == 1 else _rule(row, self.lengths)
@@ -248,7 +250,9 @@ Terms = tuple[tuple[int, int, Fraction], ...]
 
 
 def value_at(terms: Terms, size: Any) -> tuple[Any, int]:
-    """A numerator and its denominator. ``size``: a length, or a batch and a length; also an exporter's symbols."""
+    """Return a numerator and its denominator. ``size``: a length, or a batch and a length; also an exporter's
+    symbols.
+    """
     batch, length = size if isinstance(size, tuple) else (1, size)
     shared = lcm(*(factor.denominator for *_, factor in terms))
     found: Any = 0
@@ -261,7 +265,7 @@ def value_at(terms: Terms, size: Any) -> tuple[Any, int]:
 
 
 def _at(row: tuple[int, ...], sizes: tuple[Size, ...], size: Size) -> int | None:
-    """The number at another size; None if no known kind of rule fits all samples."""
+    """Return the number at another size; None if no known kind of rule fits all samples."""
     if row.count(row[0]) == len(row):
         return row[0]
     rule = _rule(row, sizes)
@@ -292,7 +296,7 @@ def _rule(row: tuple[int, ...], sizes: tuple[Size, ...]) -> Terms | None:
 
 
 def _by_length(row: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[Fraction, Fraction, Fraction] | None:
-    """The factors of 1, L and L^2, of which the first or the last is 0."""
+    """Return the factors of 1, L and L^2, of which the first or the last is 0."""
     line = _line([Fraction(value) for value in row], lengths)
     if line is not None:
         return line[1], line[0], Fraction(0)
@@ -314,7 +318,7 @@ class _Number:
 
 
 def _apart(value: Any, numbers: list[int]) -> Any:
-    """A nested value without its numbers, which are added to ``numbers``."""
+    """Return a nested value without its numbers, which are added to ``numbers``."""
     if type(value) is int:
         numbers.append(value)
         return _Number()
@@ -330,7 +334,7 @@ def _apart(value: Any, numbers: list[int]) -> Any:
 
 
 def _together(skeleton: Any, numbers: Iterator[Any]) -> Any:
-    """The reverse of `_apart`."""
+    """Return the reverse of `_apart`."""
     if isinstance(skeleton, _Number):
         return next(numbers)
     if type(skeleton) is not tuple:

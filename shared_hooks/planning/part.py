@@ -128,7 +128,9 @@ class OnlyPart(Loads):
         return tuple(self._known)
 
     def again(self, model: nn.Module, weights: MappedWeights) -> nn.Module:
-        """The same model, newly built, with the weights of this part where they are here: on the CPU in their files."""
+        """Return the same model, newly built, with the weights of this part where they are here: on the CPU in their
+        files.
+        """
         if not is_host(self.device):
             weights.place(self.device)
             pairs = zip(self.model.parameters(), model.parameters(), strict=True)
@@ -146,7 +148,9 @@ class OnlyPart(Loads):
             self.release()
 
     def bringing(self) -> AbstractContextManager[object]:
-        """A context around a run that may need weights of other parts: an accelerator gets copies as they are read."""
+        """Return a context around a run that may need weights of other parts: an accelerator gets copies as they are
+        read.
+        """
         return nullcontext() if is_host(self.device) else _Bringing(self.device)
 
     def release(self) -> None:
@@ -197,7 +201,7 @@ class OnlyPart(Loads):
         return ends[number], ends[number + 1] if number + 1 < count else None
 
     def _find(self, plan: Plan, names: list[str], layer: int | str) -> tuple[int, int | str]:
-        """A cut's place in ``names`` (-1: the input), and its name: on another path it has another id."""
+        """Return a cut's place in ``names`` (-1: the input), and its name: on another path it has another id."""
         try:
             found = plan.resolve(layer)
         except UnknownLayer as error:

@@ -76,7 +76,7 @@ class LayerInfo:
         *,
         is_block: bool = False,
     ) -> LayerInfo:
-        """The layer of a call; ``crossing`` and ``refusal`` return the bytes and the reason (or "") of a cut."""
+        """Return the layer of a call; ``crossing`` and ``refusal`` return the bytes and the reason (or "") of a cut."""
         made = object.__new__(cls)
         known = {"layer_id": number, "name": call.name, "layer_type": call.module_type, "is_block": is_block}
         vars(made).update(known, output_bytes=call.output_bytes, _later=(crossing, refusal))
@@ -150,7 +150,9 @@ def _narrow(text: str, most: int) -> str:
 
 
 def form_of_result(structure: Any) -> Any:
-    """A structure without its numbers: modules that return those are never skipped, and each input has others."""
+    """Return a structure without its numbers: modules that return those are never skipped, and each input has
+    others.
+    """
     if isinstance(structure, list):
         if len(structure) == 2 and structure[0] == "v" and not (structure[1] is None or isinstance(structure[1], str)):
             return ["v"]
@@ -159,7 +161,7 @@ def form_of_result(structure: Any) -> Any:
 
 
 def footprint(value: Value) -> tuple[Any, ...]:
-    """Where a value of the plan lies, comparable between two plans."""
+    """Return where a value of the plan lies, comparable between two plans."""
     if value.storage.outside:
         return ("outside", value.shape)
     return (value.storage.index, value.storage.elements, value.view)
@@ -181,7 +183,7 @@ class Follower:
 
     @classmethod
     def of_storages(cls, slots: Mapping[Storage, torch.Tensor]) -> Follower:
-        """A follower of a run that begins in the middle: flat tensors with the storages of what came before."""
+        """Return a follower of a run that begins in the middle: flat tensors with the storages of what came before."""
         made = cls.__new__(cls)
         made.storages, made.bases, made.keys, made.alive = {}, {}, {}, []
         for storage, slot in slots.items():
@@ -261,7 +263,7 @@ def finals(trace: Trace, cutting: Cutting) -> Mapping[Call | None, tuple[int, ..
 
 
 def _captured(trace: Trace, capture: Capture) -> int:
-    """The seq at which a head has captured it."""
+    """Return the seq at which a head has captured it."""
     if capture.kind == "result":
         return next(call.exit for call in trace.calls if (call.path, call.number) == capture.where)
     if capture.kind == "op":
@@ -287,7 +289,7 @@ class Calls(NamedTuple):
 
 
 def calls_of(trace: Trace, modules: Mapping[nn.Module, ModuleInfo]) -> Calls | None:
-    """The calls of a trace; None if a module is not hooked here."""
+    """Return the calls of a trace; None if a module is not hooked here."""
     calls = sorted(trace.calls, key=lambda call: call.enter)
     begins = [call.enter for call in calls]
     of = {info.path: module for module, info in modules.items()}
@@ -314,7 +316,7 @@ class Walk(NamedTuple):
 
 
 def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Walk | None:
-    """The walk to the cut after ``layer``; None if operations must be counted or compared, too."""
+    """Return the walk to the cut after ``layer``; None if operations must be counted or compared, too."""
     if cutting.watched or cutting.below or any(seq < cutting.position for seq in trace.dynamic):
         return None
     captures: dict[int, list[tuple[int, Capture]]] = {}
@@ -344,7 +346,7 @@ TOGETHER = " + "
 
 
 def members(cut: Any) -> tuple[int | str, ...] | None:
-    """The calls that a cut along branches is after; None for a plain cut."""
+    """Return the calls that a cut along branches is after; None for a plain cut."""
     if isinstance(cut, (tuple, list)):
         return tuple(cut)
     if isinstance(cut, str) and (TOGETHER in cut or cut.startswith(GROUP)):
@@ -420,7 +422,7 @@ class Plan:
         return [[footprint(value) for value in (*op.args, *op.results)] for op in self.trace.ops]
 
     def _digest(self) -> str:
-        """The digest of operations and their literals, layers, shapes and dtypes.
+        """Return the digest of operations and their literals, layers, shapes and dtypes.
 
         Without strides and devices, which may differ between the sides; and, if Python reads data, without fractions
         among the literals: they may come from the data, and kernels of other devices round them differently.
@@ -434,7 +436,7 @@ class Plan:
     # -- cuts ---------------------------------------------------------------------------------------------------
 
     def layer_id(self, cut: Cut) -> int:
-        """The id of the last layer before a cut; -1 for ``"input"``. Raises `UnknownLayer`."""
+        """Return the id of the last layer before a cut; -1 for ``"input"``. Raises `UnknownLayer`."""
         number = self.place(cut)
         if number < len(self.paths):
             return number
@@ -442,7 +444,9 @@ class Plan:
         return sum(layer.exit < end for layer in self.trace.layers) - 1
 
     def place_at(self, layer_id: int, name: str) -> Place:
-        """The place of a cut as a `Crossing` describes it. Raises `UnknownLayer` if this plan has no such cut."""
+        """Return the place of a cut as a `Crossing` describes it. Raises `UnknownLayer` if this plan has no
+        such cut.
+        """
         if layer_id < 0:
             return Place(-1)
         layers, places = self.trace.layers, self.trace.places
@@ -458,13 +462,13 @@ class Plan:
         return Place(number)
 
     def cut_at(self, layer_id: int, name: str) -> Cut:
-        """The same as any plan accepts it: a layer's id, or a block's name. Raises `UnknownLayer`."""
+        """Return the same as any plan accepts it: a layer's id, or a block's name. Raises `UnknownLayer`."""
         number = self.place_at(layer_id, name)
         return name if number >= len(self.paths) else int(number) if number >= 0 else INPUT
 
     def place(self, cut: Cut) -> Place:
-        """The place of a cut given by a layer's id, or the name of a layer or block. Raises `UnknownLayer` with similar
-        names.
+        """Return the place of a cut given by a layer's id, or the name of a layer or block. Raises `UnknownLayer` with
+        similar names.
         """
         if isinstance(cut, Place):
             return cut
@@ -494,7 +498,7 @@ class Plan:
         raise UnknownLayer(f"no layer {cut!r} ran in this model.{near_path(cut, [*names, *blocks(names), INPUT])}")
 
     def _last_in(self, block: str) -> int | None:
-        """The last place inside a container of modules (a list of blocks, say), or the one that a name with "…"
+        """Return the last place inside a container of modules (a list of blocks, say), or the one that a name with "…"
         matches; None if there is none, or several.
         """
         calls, names = self.trace.places
@@ -507,8 +511,8 @@ class Plan:
         return max(inside, key=lambda number: calls[number].exit, default=None)
 
     def resolve(self, cut: Cut) -> LayerInfo | None:
-        """The layer or block of a cut, None for ``"input"``. A branch cut is a layer of type "set" with the bytes that
-        cross it.
+        """Return the layer or block of a cut, None for ``"input"``. A branch cut is a layer of type "set" with the
+        bytes that cross it.
         """
         if (along := self._members(cut)) is not None:
             return self._set(along)
@@ -526,7 +530,7 @@ class Plan:
         return LayerInfo(end, crossing.name, "set", 0, crossing.payload_bytes, True)
 
     def frontier_bytes(self, cut: Cut) -> int:
-        """The raw bytes that cross at a cut."""
+        """Return the raw bytes that cross at a cut."""
         if self._members(cut) is not None:
             return self.cutting(cut)[1].payload_bytes
         number, known = self.place(cut), self._known.nbytes
@@ -559,7 +563,7 @@ class Plan:
         return found
 
     def _branch(self, cuts: Sequence[Any], wide: bool) -> tuple[Cutting, Crossing]:
-        """The cut after these calls and everything that they need."""
+        """Return the cut after these calls and everything that they need."""
         for cut in cuts:
             if not isinstance(cut, (int, str)):
                 self.place(cut)  # raises
@@ -592,7 +596,7 @@ class Plan:
         return None if isinstance(cut, str) and cut in self.trace.places.numbers else members(cut)
 
     def _places(self, cuts: Sequence[int | str]) -> list[tuple[Place, int | str]]:
-        """The places of these calls, and their given names; without the input."""
+        """Return the places of these calls, and their given names; without the input."""
         named = [one for cut in cuts for one in self._in_group(cut)]
         return [(place, cut) for cut in named if (place := self.place(cut)) >= 0]
 
@@ -600,7 +604,7 @@ class Plan:
         return max((place for place, _ in placed), key=self._position, default=Place(-1))
 
     def _in_group(self, cut: int | str) -> Sequence[int | str]:
-        """The calls that "group:vision" stands for: the outermost ones of its modules. Raises `UnknownLayer`."""
+        """Return the calls that "group:vision" stands for: the outermost ones of its modules. Raises `UnknownLayer`."""
         if not isinstance(cut, str) or not cut.startswith(GROUP):
             return (cut,)
         calls = self.trace.calls
@@ -624,7 +628,7 @@ class Plan:
         return call is not None
 
     def _call_of(self, number: int, cut: int | str) -> ModuleCall:
-        """The call that a cut is after; for a block that ends where its last layer does, the block's own."""
+        """Return the call that a cut is after; for a block that ends where its last layer does, the block's own."""
         known = self.trace.places.calls[number]
         if not isinstance(cut, str) or cut == known.name:
             return known
@@ -672,7 +676,7 @@ class Plan:
         return Liveness(self.trace, branch).across_branch()
 
     def finals(self, cutting: Cutting) -> Mapping[Call | None, tuple[int, ...]]:
-        """The slots of one of its cuts that are final before it (`finals`)."""
+        """Return the slots of one of its cuts that are final before it (`finals`)."""
         known = self._known.finals
         found = known.get(id(cutting))
         if found is None:
@@ -680,7 +684,7 @@ class Plan:
         return found[1]
 
     def kept_for(self, cutting: Cutting, make: Callable[[Plan, Cutting], Any]) -> Any:
-        """The result of ``make`` for one of its cuts, cached."""
+        """Return the result of ``make`` for one of its cuts, cached."""
         known = self._known.made
         found = known.get(id(cutting))
         if found is None:
@@ -736,7 +740,7 @@ class Plan:
         )
 
     def _merged(self, number: int) -> Frontier:
-        """The frontier of a cut, with what the other known paths that share this prefix read after it."""
+        """Return the frontier of a cut, with what the other known paths that share this prefix read after it."""
         merged = self.liveness.at(self._position(number))
         for frontier in self._of_siblings(number):
             self._join(merged, frontier)
@@ -760,7 +764,7 @@ class Plan:
         return [sibling.liveness.at(position) for sibling in siblings]
 
     def position(self, cut: Cut) -> int:
-        """The seq of a cut; of a branch cut, that of its end."""
+        """Return the seq of a cut; of a branch cut, that of its end."""
         if (along := self._members(cut)) is not None:
             return self._position(self._end(self._places(along)))
         return self._position(self.place(cut))
@@ -841,7 +845,7 @@ class Plan:
         return Layers(info for _, info in sorted(both, key=lambda one: self._position(one[0])))
 
     def within(self, depth: int | None) -> Layers:
-        """Those of `cuts` that are an end of a module at most ``depth`` levels below the model; None: all."""
+        """Return those of `cuts` that are an end of a module at most ``depth`` levels below the model; None: all."""
         if depth is None:
             return self.cuts
         names = self.trace.places.numbers
@@ -849,8 +853,8 @@ class Plan:
         return Layers(info for info in self.cuts if names[info.name] in shown)
 
     def parameters_between(self, first: Cut, last: Cut | None, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters of ``model`` that a run from the cut ``first`` to ``last`` (None: to the end) may read: the
-        arguments of its operations, and those of every module that it enters, or leaves. Raises `UnknownLayer`.
+        """Return the parameters of ``model`` that a run from the cut ``first`` to ``last`` (None: to the end) may read:
+        the arguments of its operations, and those of every module that it enters, or leaves. Raises `UnknownLayer`.
         """
         if last is not None and self.place(last) < 0:
             return []
@@ -874,7 +878,7 @@ class Plan:
         ]
 
     def _refused_because(self, cut: Cut) -> str:
-        """Why there is no cut; "" if there is one."""
+        """Return why there is no cut; "" if there is one."""
         try:
             self.cutting(cut)
         except CutRefused as error:

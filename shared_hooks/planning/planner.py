@@ -58,7 +58,7 @@ class Loads(Protocol):
     """The device on which the model runs, wherever its weights are."""
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """A context around what needs all weights."""
+        """Return a context around what needs all weights."""
         ...
 
     def planned(self, plan: Plan) -> None:
@@ -113,8 +113,8 @@ class Planner:
         return self._latest
 
     def most_output_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """A generous estimate of the bytes of the model's answer to these inputs, from all known plans: results grow at
-        most with the square of the inputs, and data may decide their size. None without a plan.
+        """Return a generous estimate of the bytes of the model's answer to these inputs, from all known plans: results
+        grow at most with the square of the inputs, and data may decide their size. None without a plan.
         """
         given = tuple([one.numel() for one in flatten((args, kwargs))[1]])
         made, known = self._most_output
@@ -137,7 +137,7 @@ class Planner:
         return most
 
     def weight(self) -> torch.Tensor | None:
-        """The model's current first parameter or buffer.
+        """Return the model's current first parameter or buffer.
 
         Needed for every forward, where walking the module tree would cost more than a small layer.
         """
@@ -166,7 +166,7 @@ class Planner:
         return plans
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], unless_known: bool) -> list[Plan]:
-        """The plan of these inputs; or those of their signature, if another thread has made any meanwhile."""
+        """Return the plan of these inputs; or those of their signature, if another thread has made any meanwhile."""
         with self._lock:
             if unless_known and (known := self._plans.get(self.key(args, kwargs))):
                 return list(known)
@@ -178,7 +178,7 @@ class Planner:
             return plans
 
     def _noted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
-        """The plan of a new recording, which is kept; or the known plan of its path."""
+        """Return the plan of a new recording, which is kept; or the known plan of its path."""
         if any(one.is_conj() or one.is_neg() for one in flatten((args, kwargs))[1]):
             raise CutRefused("an input has the conjugate or negative bit, which does not cross: give it resolved")
         digest, around = context.signature(self._modules, args, kwargs)
@@ -255,7 +255,7 @@ class Planner:
                 _refuse(plan, layer, reason)
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The key by which plans are kept; valid until the model runs."""
+        """Return the key by which plans are kept; valid until the model runs."""
         numbers = 0 if self._numbers is None else self._numbers.current()
         return numbers, context.key_of(self._modules, self.weight(), args, kwargs)
 
@@ -263,7 +263,7 @@ class Planner:
         return sum(plan.trace.end for paths in self._plans.values() for plan in paths)
 
     def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None) -> list[Plan]:
-        """The plans of these inputs' signature; made now if there is none. ``key``: theirs, if known."""
+        """Return the plans of these inputs' signature; made now if there is none. ``key``: theirs, if known."""
         return self._plans_of(self.key(args, kwargs) if key is None else key, args, kwargs)
 
     def _plans_of(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
@@ -313,7 +313,7 @@ class Planner:
             return trace
 
     def _told_by_history(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Why a run's answer depends on earlier runs, for a model that builds something permanent (a table).
+        """Return why a run's answer depends on earlier runs, for a model that builds something permanent (a table).
 
         It does if these inputs give another answer with the model as it was at first, or earlier inputs do now.
         """
@@ -448,7 +448,7 @@ class _Trial:
         return trace
 
     def _settled(self) -> Any:
-        """The output of one run. Compiled modules run as they are; their writes are not observed."""
+        """Return the output of one run. Compiled modules run as they are; their writes are not observed."""
         if not any(info.opaque for info in self._modules.values()):
             with contextlib.suppress(Exception), self._memory:
                 return run_plain(self._model, *self._fresh())
@@ -471,7 +471,7 @@ class _Trial:
             raise CutRefused(f"the model cannot be recorded, so no cut is possible: {what}") from error
 
     def _hangs_on_none(self, left: set[str], expected: Any) -> bool:
-        """Whether a run gives the same result with poison under these names, and overwrites all of it.
+        """Return whether a run gives the same result with poison under these names, and overwrites all of it.
 
         A tensor's form may be read if three forms make no difference, not to the path either: its own, none and another
         one.
@@ -485,7 +485,7 @@ class _Trial:
         return bool(paths) and paths[0] is not None and paths == [paths[0]] * len(paths)
 
     def _is_same_over(self, left: set[str], values: dict[str, _OnlyForm], expected: Any) -> list[str] | None:
-        """The operations of a run that finds these ``values``, or poison; None if its result differs."""
+        """Return the operations of a run that finds these ``values``, or poison; None if its result differs."""
         state, path = PythonState(self._model), _Path()
         try:
             if not spread(state, left, values):
@@ -534,14 +534,14 @@ _Form = tuple[torch.Size, torch.dtype, torch.device]
 
 
 def _changed(form: _Form, by: int) -> _OnlyForm:
-    """The form with no element (-1), or longer in each dimension."""
+    """Return the form with no element (-1), or longer in each dimension."""
     shape, dtype, device = form
     changed = (0,) if by < 0 else tuple(size + by for size in shape) or ((by,) if by else ())
     return _OnlyForm(changed, torch.empty(changed, device="meta").stride(), dtype, device)
 
 
 def _is_timeless(trace: Trace) -> bool:
-    """Whether every run on inputs of this form takes the path of this one."""
+    """Return whether every run on inputs of this form takes the path of this one."""
     return not trace.dynamic and not {"python", "numpy"} & set(trace.dice)
 
 

@@ -81,7 +81,7 @@ def torch_functions() -> dict[int, Any]:
 
 
 def torch_own(function: Any, depth: int = 4) -> bool:
-    """Whether a function is torch's, and so are all functions that it wraps."""
+    """Return whether a function is torch's, and so are all functions that it wraps."""
     if isinstance(function, types.FunctionType):
         cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
         inner = [value for value in cells if callable(value) and value is not function and not isinstance(value, type)]
@@ -99,7 +99,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a number, text, plain tensor or a tuple of those, which run no code."""
+    """Return whether it is a number, text, plain tensor or a tuple of those, which run no code."""
     return type(value) in _PLAIN or value is None or (type(value) is tuple and all(map(is_plain, value)))
 
 
@@ -135,7 +135,7 @@ NOTHING, DATA = What(), What(data=True)
 
 
 def joined(whats: Iterable[What]) -> What:
-    """The union: what may be any of these."""
+    """Return the union: what may be any of these."""
     data = False
     objects: dict[int, Any] = {}
     parts: tuple[What, ...] | None = None
@@ -157,8 +157,8 @@ def both(one: What, other: What) -> What:
 
 
 def classified(value: Any) -> What:
-    """The kind of a value that the source refers to. None is nothing: whatever is done with it does nothing,
-    or raises.
+    """Return the kind of a value that the source refers to. None is nothing: whatever is done with it does nothing, or
+    raises.
     """
     if value is None:
         return NOTHING
@@ -186,7 +186,7 @@ def listed(value: Any) -> What:
 
 
 def goes_torchs_way(value: nn.Module) -> bool:
-    """Whether attributes, and for containers the elements, are found by torch's code only."""
+    """Return whether attributes, and for containers the elements, are found by torch's code only."""
     kind = type(value)
     names = ("__iter__", "__getitem__", "__len__") if isinstance(value, CONTAINERS) else ()
     return (
@@ -225,7 +225,7 @@ class Expressions:
         raise NotImplementedError
 
     def of_Call(self, node: ast.Call) -> What:
-        """The result of a call."""
+        """Return the result of a call."""
         raise NotImplementedError
 
     def value(self, node: ast.expr) -> What:
@@ -236,7 +236,7 @@ class Expressions:
         return what
 
     def data(self, *whats: What) -> What:
-        """The result of computing with data; computing with objects may run anything, and raises `Impure`."""
+        """Return the result of computing with data; computing with objects may run anything, and raises `Impure`."""
         if not all(what.is_data for what in whats):
             raise Impure("it computes with an object")
         return DATA
@@ -368,7 +368,7 @@ class Expressions:
         return joined([*found, DATA] if base.data else found)
 
     def attribute(self, value: Any, name: str) -> What:
-        """An attribute of an object, found as Python finds it, but without running anything."""
+        """Return an attribute of an object, found as Python finds it, but without running anything."""
         if isinstance(value, types.ModuleType):
             if name in vars(value) and type(value).__getattribute__ is types.ModuleType.__getattribute__:
                 return classified(vars(value)[name])
@@ -502,7 +502,7 @@ class Calls(Expressions):
 
 
 def stored(nodes: Iterable[ast.AST]) -> Iterable[str]:
-    """Names that a function assigns, except for those of comprehensions, which are separate."""
+    """Yield names that a function assigns, except for those of comprehensions, which are separate."""
     for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
@@ -516,7 +516,7 @@ _sources: dict[int, tuple[types.CodeType, ast.FunctionDef | str]] = {}
 
 
 def source_of(code: types.CodeType) -> ast.FunctionDef:
-    """The syntax tree of a function, if it is what was compiled; else `Impure`."""
+    """Return the syntax tree of a function, if it is what was compiled; else `Impure`."""
     known = _sources.get(id(code))
     if known is None or known[0] is not code:
         if len(_sources) > 4096:
@@ -538,7 +538,9 @@ def _found_source(code: types.CodeType) -> ast.FunctionDef | str:
 
 @functools.lru_cache(maxsize=256)
 def _file(name: str) -> tuple[dict[tuple[str, int], ast.FunctionDef], dict[tuple[str, int], types.CodeType]]:
-    """The functions of a file by name and line: as trees, and compiled. As a whole, since imports change the code."""
+    """Return the functions of a file by name and line: as trees, and compiled. As a whole, since imports change the
+    code.
+    """
     tree = ast.parse("".join(linecache.getlines(name)))
     functions = {}
     for node in ast.walk(tree):
@@ -549,7 +551,7 @@ def _file(name: str) -> tuple[dict[tuple[str, int], ast.FunctionDef], dict[tuple
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:
-    """Every code object inside, at any depth."""
+    """Return every code object inside, at any depth."""
     inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
     return inner + [deeper for part in inner for deeper in _codes(part)]
 

@@ -53,18 +53,18 @@ _BARE = (object, abc.ABC, typing.Generic)
 
 
 def is_pure(module: nn.Module, known: dict[nn.Module, str] | None = None) -> bool:
-    """Whether calls of this module, as it is now, write no Python state. ``known``: see `trouble_of`."""
+    """Return whether calls of this module, as it is now, write no Python state. ``known``: see `trouble_of`."""
     return not trouble_of(module, known)
 
 
 def pure_modules(modules: Iterable[nn.Module]) -> set[nn.Module]:
-    """Those among ``modules`` that are pure."""
+    """Return those among ``modules`` that are pure."""
     look = _Look({})
     return {module for module in modules if not look.trouble_of(module)}
 
 
 def trouble_of(module: nn.Module, known: dict[nn.Module, str] | None = None) -> str:
-    """Why a module is not pure, as text; "" if it is.
+    """Return why a module is not pure, as text; "" if it is.
 
     ``known``: recent results for other modules, so that a tree is walked once. It must not outlive a change of the
     model.
@@ -151,7 +151,9 @@ _seen: tuple[list[Any], bool] = [], False
 
 
 def _torch_is_own() -> bool:
-    """Whether none of torch's functions is replaced. They are checked again once any name refers to another object."""
+    """Return whether none of torch's functions is replaced. They are checked again once any name refers to another
+    object.
+    """
     global _seen
     spaces = [list(vars(space).values()) for space in (torch, torch.nn.functional)]
     values, (known, own) = [*spaces[0], *spaces[1]], _seen
@@ -165,7 +167,7 @@ def _torch_is_own() -> bool:
 
 
 def _descriptors(kind: type) -> frozenset[str]:
-    """Names of descriptors of the class, such as methods."""
+    """Return names of descriptors of the class, such as methods."""
     return frozenset(
         name for base in kind.__mro__ for name, value in vars(base).items() if hasattr(type(value), "__get__")
     )
@@ -240,7 +242,7 @@ def _is_torch_class(kind: type) -> bool:
 
 
 def _is_torchs(function: Any) -> bool:
-    """Whether it is a function of ``torch.nn`` that holds nothing from elsewhere."""
+    """Return whether it is a function of ``torch.nn`` that holds nothing from elsewhere."""
     return (
         isinstance(function, types.FunctionType)
         and function.__code__.co_filename.startswith(_TORCH_NN)
@@ -249,7 +251,7 @@ def _is_torchs(function: Any) -> bool:
 
 
 def _is_inert(value: Any, depth: int = 3) -> bool:
-    """Whether it is what torch's own modules keep: numbers, text, tensors, lists of those, torch's functions as
+    """Return whether it is what torch's own modules keep: numbers, text, tensors, lists of those, torch's functions as
     activations.
     """
     if is_plain(value) or isinstance(value, weakref.ref) or value is None:
@@ -262,7 +264,7 @@ def _is_inert(value: Any, depth: int = 3) -> bool:
 
 
 def is_safe(value: Any) -> bool:
-    """Whether a module can affect this argument only by an operation, as `is_pure` assumes."""
+    """Return whether a module can affect this argument only by an operation, as `is_pure` assumes."""
     if type(value) is tuple:
         return all(map(is_safe, value))
     return value is None or type(value) in (bool, int, float, str, torch.Tensor, nn.Parameter, Placeholder)

@@ -131,7 +131,9 @@ class Turns:
             self._check()
 
     def state(self) -> PythonState:
-        """The state before a run; determined again only if the model's owner has changed it since the last one."""
+        """Return the state before a run; determined again only if the model's owner has changed it since the
+        last one.
+        """
         if self._state is None or not self._state.looks_same:
             self._state = PythonState(self.model, settings=False)
             tensors = {id(one): held(one) for one in (*self.model.parameters(), *self.model.buffers())}

@@ -53,18 +53,18 @@ class KernelLog(Ledger):
         return {address for address, storage in self.storages.items() if storage in storages}
 
     def not_written(self, addresses: set[int]) -> list[str]:
-        """The names of those storages of the model's own that this run has not written to."""
+        """Return the names of those storages of the model's own that this run has not written to."""
         written = {storage for event in self.events for storage in event.writes}
         storages = [self.storages.get(address) for address in addresses]
         lost = {"memory that it no longer has" for storage in storages if storage is None}
         return sorted(lost | {self.named(storage) for storage in storages if storage and storage not in written})
 
     def named(self, storage: Storage) -> str:
-        """The place where the model keeps a storage."""
+        """Return the place where the model keeps a storage."""
         return storage.name
 
     def reads_first(self, addresses: set[int]) -> bool:
-        """Whether this run reads any of these storages before it overwrites them."""
+        """Return whether this run reads any of these storages before it overwrites them."""
         storages = [self.storages[address] for address in addresses if address in self.storages]
         return any(live_at_start(storage, self.events) for storage in storages)
 
@@ -163,7 +163,7 @@ class KernelLog(Ledger):
         return [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
 
     def _takes_chosen(self, inputs: list[torch.Tensor]) -> bool:
-        """Whether an argument is a view chosen by data: what is computed from it depends on the inputs."""
+        """Return whether an argument is a view chosen by data: what is computed from it depends on the inputs."""
         if self.op is not None:
             return self.op.takes_chosen
         known = (self.value_by_id.get(id(tensor)) for tensor in inputs)
@@ -234,7 +234,7 @@ class KernelLog(Ledger):
             self.refuse("a tensor is given other memory in place, before it", self.seq)
 
     def _unseen(self, func: Any, inputs: list[torch.Tensor], result: Any) -> Op | None:
-        """An operation that belongs to no torch function call of the model's Python."""
+        """Return an operation that belongs to no torch function call of the model's Python."""
         if self.in_opaque:
             return None
         op = Op(self.seq, str(func), [self.value_of(tensor) for tensor in inputs], hidden=True, end=self.seq)
@@ -316,7 +316,7 @@ def _looked_up(func: Any) -> Facts:
 
 
 def written_and_unread(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
-    """The tensors that an operation writes, by identity, and those among them that it does not read."""
+    """Return the tensors that an operation writes, by identity, and those among them that it does not read."""
     if len(facts.written) == 1:
         place, overwritten = facts.written[0]
         if not overwritten and place < len(args) and isinstance(args[place], torch.Tensor):
@@ -335,7 +335,7 @@ def written_and_unread(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _random_state(func: Any, kwargs: dict[str, Any], tensors: Any) -> torch.Tensor:
-    """The state of the generator that an operation would draw from: its argument, or its device's."""
+    """Return the state of the generator that an operation would draw from: its argument, or its device's."""
     generator = kwargs.get("generator")
     if generator is not None:
         return generator.get_state().clone()  # type: ignore[no-any-return]

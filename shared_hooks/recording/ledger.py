@@ -97,7 +97,7 @@ class Ledger:
         self.started = True
 
     def storage_of(self, tensor: torch.Tensor, created: int | None = None, *, is_input: bool = False) -> Storage:
-        """The storage of a tensor; an unknown one existed before the forward unless ``created`` is given."""
+        """Return the storage of a tensor; an unknown one existed before the forward unless ``created`` is given."""
         try:
             if tensor.is_quantized or tensor.is_nested:
                 raise NotImplementedError
@@ -161,7 +161,7 @@ class Ledger:
         return storage
 
     def is_constant(self, tensor: torch.Tensor | None) -> bool:
-        """Whether a tensor that no operation created is known to hold the same bits for all inputs."""
+        """Return whether a tensor that no operation created is known to hold the same bits for all inputs."""
         return False
 
     def refuse(self, reason: str, first: int = 0, last: int = NEVER) -> None:
@@ -176,7 +176,7 @@ class Ledger:
 
     @staticmethod
     def is_exact(tensor: torch.Tensor, storage: Storage) -> bool:
-        """Whether `view` covers exactly what the tensor shows: for elements of another size it covers the whole
+        """Return whether `view` covers exactly what the tensor shows: for elements of another size it covers the whole
         storage.
         """
         size = tensor.dtype.itemsize
@@ -193,7 +193,7 @@ class Ledger:
         return View.of(tensor, storage.base)
 
     def value_of(self, tensor: torch.Tensor, *, hidden: bool = False) -> Value:
-        """The value that a tensor object is, by identity."""
+        """Return the value that a tensor object is, by identity."""
         known = self.value_by_id.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
@@ -217,7 +217,7 @@ class Ledger:
         return value
 
     def _base(self, tensor: torch.Tensor, storage: Storage) -> int:
-        """The origin of offsets, in elements of this tensor's dtype."""
+        """Return the origin of offsets, in elements of this tensor's dtype."""
         if tensor.dtype.itemsize == storage.itemsize:
             return storage.base
         start = storage.base * storage.itemsize
@@ -289,7 +289,7 @@ def outside_writes(events: list[Event], *, timeless: bool) -> Iterator[tuple[Sto
 
 
 def live_at_start(storage: Storage, events: list[Event]) -> bool:
-    """Whether anything of a storage is read before it is overwritten."""
+    """Return whether anything of a storage is read before it is overwritten."""
     live = LiveSet.empty(storage.elements)
     for event in sorted(events, key=lambda event: -event.seq):
         for found, view in event.overwrites:
@@ -302,7 +302,7 @@ def live_at_start(storage: Storage, events: list[Event]) -> bool:
 
 
 def bits_of(tensor: torch.Tensor) -> str:
-    """A digest of a tensor's elements; of its form if they cannot be read."""
+    """Return a digest of a tensor's elements; of its form if they cannot be read."""
     text = f"{tensor.dtype} {tuple(tensor.shape)}"
     try:
         return f"{text} {xxhash.xxh3_64_hexdigest(bytes_of(tensor).numpy().data)}"

@@ -266,10 +266,10 @@ class OperationLog(KernelLog):
 
 
 def _is_told(op: Op) -> bool:
-    """Whether everything that an operation did is in its events."""
+    """Return whether everything that an operation did is in its events."""
     return not (op.trouble or op.reshapes or op.draws or op.dynamic or op.unforeseen) and bool(op.args)
 
 
 def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where in its storage a tensor lies, and its type."""
+    """Return where in its storage a tensor lies, and its type."""
     return tensor.shape, tensor.dtype, tensor.layout == torch.strided and (tensor.stride(), tensor.storage_offset())

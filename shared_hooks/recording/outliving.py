@@ -70,7 +70,7 @@ class Taint(TorchDispatchMode):
         return result
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether it depends on the inputs; also if that is unknown."""
+        """Return whether it depends on the inputs; also if that is unknown."""
         key = _key(tensor)
         return key in self._marked or key == 0
 
@@ -135,8 +135,9 @@ def is_unreachable(
     objects: Sequence[tuple[type, Flags]],
     is_changed: Callable[[str], bool],
 ) -> bool:
-    """Whether ``function`` is a method that sets an attribute of this name for none of ``objects``, given as class and
-    attributes: all that its first argument may be. ``is_changed``: whether any code sets attributes of a name.
+    """Return whether ``function`` is a method that sets an attribute of this name for none of ``objects``, given as
+    class and attributes: all that its first argument may be. ``is_changed``: whether any code sets attributes of a
+    name.
 
     False if the source is unavailable, or the function is not a method of modules.
     """
@@ -160,7 +161,7 @@ def is_unreachable(
 
 
 def _rebinds(code: types.CodeType, name: str) -> bool:
-    """Whether a function, or one inside it, assigns this name."""
+    """Return whether a function, or one inside it, assigns this name."""
     binds = any(step.opname in _BINDS and step.argval == name for step in dis.get_instructions(code))
     return binds or any(_rebinds(part, name) for part in code.co_consts if isinstance(part, types.CodeType))
 
@@ -209,7 +210,7 @@ class _Walk:
         )
 
     def _truth(self, test: ast.expr) -> bool | None:
-        """The truth of a test; None if it depends."""
+        """Return the truth of a test; None if it depends."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self._truth(test.operand)
             return None if inner is None else not inner
@@ -247,19 +248,21 @@ class Judge:
         return bool(self.log.dynamic or self.log.escaped)
 
     def changes(self) -> list[Change]:
-        """The changes that matter, now."""
+        """Return the changes that matter, now."""
         found = self.state.changes()
         self.seen.update((change.name, change) for change in found)
         return [change for change in found if self.matters(change)]
 
     def matters(self, change: Change) -> bool:
-        """Whether a change tells on later runs."""
+        """Return whether a change tells on later runs."""
         if agree(change.before, change.now, self._may_be_data):
             return False
         return not (change.is_attribute and self._is_unread(change.attribute, change.kind))
 
     def from_data(self) -> list[str]:
-        """Names of attributes that the model's code sets to plain values, where it reads data: they may be data."""
+        """Return names of attributes that the model's code sets to plain values, where it reads data: they may
+        be data.
+        """
         if not self.reads_data:
             return []
         return [
@@ -274,7 +277,7 @@ class Judge:
         return isinstance(name, str) and self._is_set(name) and not self._is_unread(name, kind)
 
     def _is_set(self, name: str) -> bool:
-        """Whether any code sets an attribute of this name, be it on a path that this run did not take."""
+        """Return whether any code sets an attribute of this name, be it on a path that this run did not take."""
         if name not in self._set:
             reach = self.state.reach
             objects = [(one.kind, one.owner) for one in self.state.places if one.is_attributes and one.keys is not None]
@@ -284,21 +287,21 @@ class Judge:
         return self._set[name]
 
     def _is_unread(self, name: str, kind: type) -> bool:
-        """Whether no code looks at an attribute of this name of such an object, be it by its name as text."""
+        """Return whether no code looks at an attribute of this name of such an object, be it by its name as text."""
         if (name, kind) not in self._read:
             self._read[name, kind] = is_read(self.state.reach, name, kind)
         return not self._read[name, kind]
 
     def _may_be_data(self, value: Any) -> bool:
-        """Whether another input may give another value."""
+        """Return whether another input may give another value."""
         if isinstance(value, torch.Tensor):
             return self.log.storage_of(value).tainted < NEVER
         return self.reads_data
 
 
 def depends(change: Change, taint: Taint, reach: Reach) -> bool:
-    """Whether what a change has put there depends on the inputs, or may. An attribute that none of the model's own code
-    sets by its name is its library's (a note that hooks are installed).
+    """Return whether what a change has put there depends on the inputs, or may. An attribute that none of the model's
+    own code sets by its name is its library's (a note that hooks are installed).
     """
     own = not change.is_attribute or reach.writes(change.attribute)
     return any(
@@ -352,7 +355,9 @@ _PYTHONS_OWN = frozenset({object, torch.nn.Module})
 
 
 def _keeps_more(kind: type) -> bool:
-    """Whether objects of a class may keep anything beside their attributes: in slots, or out of Python's sight."""
+    """Return whether objects of a class may keep anything beside their attributes: in slots, or out of
+    Python's sight.
+    """
     return any(
         base not in _PYTHONS_OWN and (not base.__flags__ & _MADE_BY_CLASS or bool(vars(base).get("__slots__")))
         for base in kind.__mro__

@@ -144,12 +144,12 @@ class Recorder(OperationLog):
         return len(self.appeared) - 1 in self.constants
 
     def is_unclear(self) -> bool:
-        """Whether something happened that a closer examination must settle."""
+        """Return whether something happened that a closer examination must settle."""
         unseen = bool(self.unknown or self.handed.known or self.escaped or self.doubtful)
         return unseen or bool(self.dice_watch.drawn)
 
     def unseen_writes(self) -> set[str]:
-        """The names of parameters, buffers and the like whose bytes were changed by no operation."""
+        """Return the names of parameters, buffers and the like whose bytes were changed by no operation."""
         logged = {storage for event in self.events for storage in event.writes}
         found = self.handed.changed | self.undeclared
         for tensor, version, bits in self.own:
@@ -159,7 +159,7 @@ class Recorder(OperationLog):
         return {self.named(storage) for storage in found} | self.written_unseen
 
     def named(self, storage: Storage) -> str:
-        """The place where the model keeps this storage."""
+        """Return the place where the model keeps this storage."""
         if not storage.name:
             storage.name = next(
                 (name for name, tensor in _named(self.model) if self._on(tensor, storage)), "a constant"
@@ -291,7 +291,7 @@ _GENERATORS = frozenset(
 
 
 def _sets_attributes(module: nn.Module) -> bool:
-    """Whether a scripted module keeps state."""
+    """Return whether a scripted module keeps state."""
     if not isinstance(module, torch.jit.ScriptModule):
         return False
     return "prim::SetAttr" in str(module._c._get_method("forward").inlined_graph)
@@ -358,7 +358,7 @@ def _again(
     known: list[torch.Tensor],
     fresh_inputs: Callable[[], Inputs],
 ) -> Recorder | None:
-    """Another recording, for what it shows of memory that torch does not see; None if it fails."""
+    """Return another recording, for what it shows of memory that torch does not see; None if it fails."""
     state.restore()
     recorder = Recorder(model, modules, state, known, closely=True)
     try:

@@ -75,7 +75,7 @@ class Value:
     chosen: bool = False
 
     def hangs(self, seq: int) -> bool:
-        """Whether it depends on the inputs at that time."""
+        """Return whether it depends on the inputs at that time."""
         return self.chosen or self.storage.tainted <= seq
 
     @property
@@ -308,8 +308,8 @@ class Trace:
         return any(storage in inputs for event in self.events for storage in event.writes)
 
     def path_items(self, position: int = NEVER) -> Iterator[tuple[Any, ...]]:
-        """The items of the path's digest: ``(CALL, path, number)`` and ``(name, ((shape, dtype), ...))``, up
-        to a seq.
+        """Yield the items of the path's digest: ``(CALL, path, number)`` and ``(name, ((shape, dtype), ...))``, up to a
+        seq.
         """
         for start, item in self._timed_items():
             if start >= position:
@@ -368,7 +368,9 @@ class Trace:
 
 
 def calls_in(call: ModuleCall) -> list[ModuleCall]:
-    """Every call inside, inner ones first. Not recursive, because modules may be nested deeper than Python's stack."""
+    """Return every call inside, inner ones first. Not recursive, because modules may be nested deeper than Python's
+    stack.
+    """
     found: list[ModuleCall] = []
     waiting = [call]
     while waiting:
@@ -441,7 +443,7 @@ class Repeat:
         return Event(seq, reads, [], [], [value.storage for value in arguments])
 
     def gives(self, results: list[torch.Tensor]) -> bool:
-        """Whether these results have the same form as before."""
+        """Return whether these results have the same form as before."""
         return len(results) == len(self.made) and all(
             form(tensor) == made.form for tensor, made in zip(results, self.made, strict=True)
         )
@@ -454,14 +456,14 @@ def run_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def only_views(name: str, func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> bool:
-    """Whether a call can only give views of its one tensor, which the meta device foresees."""
+    """Return whether a call can only give views of its one tensor, which the meta device foresees."""
     if name not in _VIEWS or len(tensors) != 1 or not is_dense(tensors[0]) or args[0] is not tensors[0]:
         return False
     return isinstance(func, _IN_C) and (name != "__getitem__" or _by_numbers(args[1]))
 
 
 def only_assigns(name: str, func: Any, args: tuple[Any, ...], op: Op) -> bool:
-    """Whether a call copies one tensor to a view of another, created in this forward."""
+    """Return whether a call copies one tensor to a view of another, created in this forward."""
     if name != "__setitem__" or len(op.args) != 2 or not isinstance(func, _IN_C) or not _by_numbers(args[1]):
         return False
     target, source = op.args[0].storage, op.args[1].storage
@@ -566,7 +568,7 @@ def form(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_plain(value: Value) -> bool:
-    """Whether a value's storage can be addressed, in elements of its own type."""
+    """Return whether a value's storage can be addressed, in elements of its own type."""
     return not value.storage.opaque and not value.flags and value.dtype is value.storage.dtype
 
 

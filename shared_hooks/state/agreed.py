@@ -41,8 +41,8 @@ class Samples:
 
 
 def _places(tensor: torch.Tensor) -> Iterator[tuple[memoryview, int]]:
-    """The first, middle and last element: the tensor's memory as integers of the element's size, and the element's
-    index in it.
+    """Yield the first, middle and last element: the tensor's memory as integers of the element's size, and the
+    element's index in it.
 
     The memory stays valid while the view is kept.
     """
@@ -116,7 +116,7 @@ class Agreed:
             self._marks, self._bits = self._now(), self._samples.now()
 
     def changed(self) -> str:
-        """The name of something that has changed, `WEIGHTS` first; "" if nothing has that affects a run."""
+        """Return the name of something that has changed, `WEIGHTS` first; "" if nothing has that affects a run."""
         for _ in range(_TRIES):
             with contextlib.suppress(RuntimeError):  # another thread changes it just now
                 return self._changed()
@@ -149,7 +149,7 @@ class Agreed:
         return min(names, default="")
 
     def hooked(self) -> list[nn.Module]:
-        """The modules that have got hooks."""
+        """Return the modules that have got hooks."""
         return [module for module, before in self._hooks.items() if hooks_of(module) != before]
 
     def _matters(self, change: Change) -> bool:

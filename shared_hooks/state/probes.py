@@ -31,7 +31,7 @@ Interval = tuple[int, int]
 
 
 def _python_and_numpy() -> dict[str, Any]:
-    """The states of the generators unknown to torch, comparable."""
+    """Return the states of the generators unknown to torch, comparable."""
     states: dict[str, Any] = {"python": random.getstate()}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -103,7 +103,7 @@ class Probe:
         self.value = value
 
     def now(self) -> Any:
-        """A value that compares equal as long as nothing changed."""
+        """Return a value that compares equal as long as nothing changed."""
         raise NotImplementedError
 
     def restore(self, kept: Any) -> None:
@@ -283,7 +283,7 @@ def _is_read_again(value: Any) -> bool:
 
 
 def _is_at_its_end(iterator: Any) -> bool:
-    """Whether an iterator over a list or the like is exhausted; reading it would make it drop the list."""
+    """Return whether an iterator over a list or the like is exhausted; reading it would make it drop the list."""
     with contextlib.suppress(Exception):
         _, content, *position = iterator.__reduce__()
         return content in (([],), ((),), ("",)) or bool(position and position[0] >= len(content[0]))
@@ -291,7 +291,7 @@ def _is_at_its_end(iterator: Any) -> bool:
 
 
 def probe_of(value: Any) -> Probe | None:
-    """The probe for an object, or None."""
+    """Return the probe for an object, or None."""
     kind = type(value)
     if isinstance(value, _LOCKS):
         return _Lock(value)
@@ -331,7 +331,7 @@ _DEPTH = 6
 
 
 def function_of(cached: _Cached[Any]) -> str:
-    """The name of its function; a partial one has none."""
+    """Return the name of its function; a partial one has none."""
     return str(getattr(cached, "__qualname__", "a function"))
 
 
@@ -345,7 +345,9 @@ def results_in(cached: _Cached[Any]) -> list[tuple[Any, Any]]:
 
 
 def _arguments(key: Any, typed: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call that a key was made of, from positional arguments, a mark, keywords with their values, and types."""
+    """Return the call that a key was made of, from positional arguments, a mark, keywords with their values,
+    and types.
+    """
     if type(key) is not tuple:
         return (key,), {}
     mark = next((at for at, one in enumerate(key) if type(one) is object), None)
@@ -367,7 +369,7 @@ def counts(cached: _Cached[Any]) -> tuple[int, int]:
 
 
 def is_repeatable(cached: _Cached[Any]) -> bool:
-    """Whether the function would return now what it has cached. It is called where a result may have changed."""
+    """Return whether the function would return now what it has cached. It is called where a result may have changed."""
     typed, before, known = cached.cache_parameters()["typed"], _verified.get(cached, {}), dict[int, Any]()
     for key, result in results_in(cached):
         versions = [one._version for one in tensors_in(result) if not one.is_inference()]
@@ -391,14 +393,14 @@ def _gives(cached: _Cached[Any], key: Any, typed: bool, result: Any) -> bool:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether only a write to its tensors can change it."""
+    """Return whether only a write to its tensors can change it."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(_is_fixed, value))
     return isinstance(value, _PLAIN) or (type(value) is torch.Tensor and not value.is_inference())
 
 
 def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
-    """Whether two results are the same for code that reads them; incomparable ones of one class are."""
+    """Return whether two results are the same for code that reads them; incomparable ones of one class are."""
     if one is other:
         return True
     if type(one) is not type(other) or not depth:

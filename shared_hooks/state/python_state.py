@@ -45,8 +45,8 @@ _DEVICES = devices.AUTOCAST
 
 
 def _device() -> torch.device | None:
-    """The default device of new tensors. `torch.get_default_device` takes ten times as long, and planning needs it
-    after many a layer.
+    """Return the default device of new tensors. `torch.get_default_device` takes ten times as long, and planning needs
+    it after many a layer.
     """
     for place in reversed(range(torch._C._len_torch_function_stack())):
         mode = torch._C._get_function_stack_at(place)
@@ -105,7 +105,9 @@ def _set_flags(value: tuple[Any, ...]) -> None:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread flushes denormals. torch has no function for that, but Python divides with the same unit."""
+    """Return whether this thread flushes denormals. torch has no function for that, but Python divides with the same
+    unit.
+    """
     return sys.float_info.min / 2 == 0.0
 
 
@@ -159,7 +161,7 @@ class Settings:
         self._kept = [get() for get in _GETTERS]
 
     def changed(self) -> list[str]:
-        """The names of those that have changed."""
+        """Return the names of those that have changed."""
         now = [get() for get in _GETTERS]
         with contextlib.suppress(Exception):  # something else has been put there: a tensor, in place of a function
             if now == self._kept:
@@ -272,7 +274,7 @@ class PythonState:
         return not self._caches or list(map(counts, self._caches)) == self._counts
 
     def changes(self) -> list[Change]:
-        """The changes since."""
+        """Return the changes since."""
         if self.is_same:
             return []
         found = [change for place in self.places for change in place.changes()]
@@ -305,15 +307,15 @@ class PythonState:
         return [name for name, probe, _ in self.probes if probe.only_goes_on]
 
     def unrepeatable_result(self) -> str:
-        """The function whose `functools.lru_cache` keeps another result than it would return now; "" if none."""
+        """Return the function whose `functools.lru_cache` keeps another result than it would return now; "" if none."""
         return next((function_of(one) for one in self._caches if not is_repeatable(one)), "")
 
     def of_threads(self) -> list[threading.local]:
-        """The thread-local objects found."""
+        """Return the thread-local objects found."""
         return [one for one in self._seen.values() if isinstance(one, threading.local)]
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors found."""
+        """Return all tensors found."""
         found = [value for place in self.places for value in place.values if isinstance(value, torch.Tensor)]
         frozen = (value for value in self._seen.values() if isinstance(value, (tuple, frozenset)))
         return found + [value for held in frozen for value in held if isinstance(value, torch.Tensor)]
@@ -342,7 +344,7 @@ class Numbers:
         self._learn()
 
     def current(self) -> int:
-        """The number of the current values; very cheap as long as they are the same objects."""
+        """Return the number of the current values; very cheap as long as they are the same objects."""
         try:
             same = list(map(len, self._held)) == self._lengths and all(
                 map(operator.is_, itertools.chain.from_iterable([get(held) for get, held in self._get]), self._flat)
@@ -375,12 +377,12 @@ class Numbers:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a number, text, None, or a tuple of those."""
+    """Return whether it is a number, text, None, or a tuple of those."""
     return type(value) in _PLAIN or (type(value) is tuple and all(map(is_plain, value)))
 
 
 def _typed(value: Any) -> Any:
-    """A key in which 1, 1.0 and True differ, as do 0.0 and -0.0, and nan equals itself."""
+    """Return a key in which 1, 1.0 and True differ, as do 0.0 and -0.0, and nan equals itself."""
     return tuple(map(_typed, value)) if type(value) is tuple else (type(value), repr(value))
 
 
@@ -388,8 +390,8 @@ def _typed(value: Any) -> Any:
 
 
 def lasting_name(change: Change, places: Iterable[Container]) -> str:
-    """The name under which a change is remembered: a list's content counts as a whole, apart from the attribute that
-    holds it.
+    """Return the name under which a change is remembered: a list's content counts as a whole, apart from the attribute
+    that holds it.
     """
     series = _series_of(change, places)
     return change.name if series is None else _content(series)
@@ -403,7 +405,7 @@ def _series_of(change: Change, places: Iterable[Container]) -> Container | None:
 
 
 def lasting(change: Change, places: Iterable[Container]) -> Change:
-    """The same change under its `lasting_name`: for a list, its whole content before and now."""
+    """Return the same change under its `lasting_name`: for a list, its whole content before and now."""
     series = _series_of(change, places)
     if series is None:
         return change
@@ -432,8 +434,8 @@ _OF_CLASSES = (
 
 
 def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_: True) -> dict[str, Entry]:
-    """All values by `portable` names as of `lasting_name`, for which ``wanted`` is true of the attribute and whether it
-    is one.
+    """Return all values by `portable` names as of `lasting_name`, for which ``wanted`` is true of the attribute and
+    whether it is one.
 
     Containers that functions hold (`held_by_code`) are always included, and globals and closure variables that they may
     set.
@@ -517,7 +519,7 @@ def spread(
 
 
 def _outermost(names: set[str]) -> set[str]:
-    """The names that are not inside another one of them."""
+    """Return the names that are not inside another one of them."""
     ends = {name: [at for at, sign in enumerate(name) if sign in ".["] for name in names}
     return {name for name in names if not any(name[:end] in names for end in ends[name])}
 
@@ -541,7 +543,7 @@ def _is_series(place: Container) -> bool:
 
 
 def remains(value: Any, depth: int = 6) -> bool:
-    """Whether a value contains poison."""
+    """Return whether a value contains poison."""
     if hasattr(type(value), "is_poison"):
         return bool(type(value).is_poison)
     if not depth:
@@ -562,12 +564,12 @@ _BY_NAME = frozenset({"getattr", "vars", "__dict__", "hasattr", "attrgetter"})
 
 
 def is_read(reach: Reach, name: str, kind: type) -> bool:
-    """Whether any code may read an attribute of this name of objects of this class."""
+    """Return whether any code may read an attribute of this name of objects of this class."""
     return reach.reads(name) or bool(_BY_NAME & reach.names) or name in reach.names_of_others(kind)
 
 
 def agree(before: Any, now: Any, may_differ: Callable[[Any], bool] = lambda _: False, depth: int = 5) -> bool:
-    """Whether an equal value replaced the old one, and always will: ``may_differ`` is called with each part."""
+    """Return whether an equal value replaced the old one, and always will: ``may_differ`` is called with each part."""
     if before is now:
         return before is not MISSING
     if type(before) is not type(now) or not depth:
@@ -586,8 +588,8 @@ def agree(before: Any, now: Any, may_differ: Callable[[Any], bool] = lambda _: F
 
 
 def lost(state: PythonState, known: frozenset[str]) -> list[str]:
-    """Names of what a run has changed since ``state`` that would tell on a later one if it were not put back; but for
-    what is ``known``, by names as `portable` makes them.
+    """Return names of what a run has changed since ``state`` that would tell on a later one if it were not put back;
+    but for what is ``known``, by names as `portable` makes them.
     """
     return [change.name for change in left(state) if portable(lasting_name(change, state.places)) not in known]
 
@@ -603,17 +605,17 @@ def left(state: PythonState) -> list[Change]:
 
 
 def first_few(names: Iterable[str]) -> str:
-    """The first few, and how many more."""
+    """Return the first few, and how many more."""
     known = list(dict.fromkeys(names))
     return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
 
 
 def portable(name: str) -> str:
-    """A name that is the same on both sides: without addresses, and not too long."""
+    """Return a name that is the same on both sides: without addresses, and not too long."""
     return _ADDRESS.sub("0x", name)[:200]
 
 
 def _forms_agree(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both have the same layout in memory, which may affect what is computed from them."""
+    """Return whether both have the same layout in memory, which may affect what is computed from them."""
     plain = one.layout == other.layout == torch.strided and not (one.is_nested or other.is_nested)
     return plain and one.stride() == other.stride()

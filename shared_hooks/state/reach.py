@@ -44,7 +44,7 @@ _NAMES = frozenset({"site-packages", "dist-packages"})
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_installed(file: str) -> bool:
-    """Whether this file belongs to an installed or the standard library. Not a path: False."""
+    """Return whether this file belongs to an installed or the standard library. Not a path: False."""
     path = PurePath(file)
     if not path.is_absolute():
         return False
@@ -55,7 +55,7 @@ def is_installed(file: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _recorded(folder: PurePath) -> frozenset[str]:
-    """The files below a folder that the records of its distributions list."""
+    """Return the files below a folder that the records of its distributions list."""
     found: set[str] = set()
     try:
         for record in Path(folder).glob("*.dist-info/RECORD"):
@@ -74,12 +74,12 @@ _STANDARD = tuple(sysconfig.get_paths()[kind] + os.sep for kind in ("stdlib", "p
 
 
 def is_foreign(kind: type) -> bool:
-    """Whether a class belongs to torch, NumPy or the standard library, which keep nothing on it for a model."""
+    """Return whether a class belongs to torch, NumPy or the standard library, which keep nothing on it for a model."""
     return kind.__module__.partition(".")[0] in _NOT_OURS
 
 
 def file_of(kind: type) -> str:
-    """The file that defines a class, or ""."""
+    """Return the file that defines a class, or ""."""
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 
@@ -87,7 +87,7 @@ _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
 def unwrapped(value: Any) -> Iterator[types.FunctionType]:
-    """The Python functions behind an attribute of a class or module, unwrapped from torch's decorators
+    """Yield the Python functions behind an attribute of a class or module, unwrapped from torch's decorators
     (`torch.no_grad`), and from other libraries' if the function is not their own.
     """
     if isinstance(value, types.FunctionType):
@@ -143,7 +143,7 @@ def _rebinds(code: _Same) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _loads(code: _Same) -> frozenset[str]:
-    """The names of globals that code loads."""
+    """Return the names of globals that code loads."""
     found = {
         str(step.argval) for step in dis.get_instructions(code.code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
@@ -183,7 +183,7 @@ def _accesses(code: _Same) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _only_added_to(steps: list[dis.Instruction]) -> bool:
-    """Whether a load begins ``x.n += constant or name``, so that the value of x.n is used for nothing else."""
+    """Return whether a load begins ``x.n += constant or name``, so that the value of x.n is used for nothing else."""
     if len(steps) < 4:
         return False
     load, operand, operation, last = steps[:4]
@@ -196,12 +196,14 @@ def _only_added_to(steps: list[dis.Instruction]) -> bool:
 
 
 def accesses(function: types.FunctionType) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of attributes (read, set) in a function. Text counts as read; what is only added to in place does not."""
+    """Return names of attributes (read, set) in a function. Text counts as read; what is only added to in place does
+    not.
+    """
     return _accesses(_Same(function.__code__))
 
 
 def sets_in(function: types.FunctionType) -> frozenset[str]:
-    """Names of attributes that a function may set: by a statement, or as text for ``setattr`` and the like."""
+    """Return names of attributes that a function may set: by a statement, or as text for ``setattr`` and the like."""
     read, written = accesses(function)
     return written | read if names_in(function) & _SETTERS else written
 
@@ -249,13 +251,13 @@ class Reach:
         """Functions whose first argument is an object that torch creates for each of their calls."""
 
     def counts(self, file: str) -> bool:
-        """Whether code of this file is the model's own."""
+        """Return whether code of this file is the model's own."""
         if file in self.files:
             return True
         return not file.startswith(_OWN) and not is_installed(file)
 
     def owns(self, kind: type) -> bool:
-        """Whether a class is the model's own."""
+        """Return whether a class is the model's own."""
         return not is_foreign(kind) and self.counts(file_of(kind))
 
     def add_class(self, kind: type) -> None:
@@ -295,30 +297,30 @@ class Reach:
                 self.add(function)
 
     def fresh(self) -> list[types.FunctionType]:
-        """The functions that were added since the last call."""
+        """Return the functions that were added since the last call."""
         found, self._fresh = self._fresh, []
         return found
 
     def reads(self, attribute: str) -> bool:
-        """Whether any function may read an attribute of this name."""
+        """Return whether any function may read an attribute of this name."""
         return any(attribute in accesses(function)[0] for function in self.functions.values())
 
     def names_of_others(self, kind: type) -> set[str]:
-        """The names in inherited code that is not the model's own: torch's normalisation reads ``training``."""
+        """Return the names in inherited code that is not the model's own: torch's normalisation reads ``training``."""
         others = [base for base in kind.__mro__[:-1] if not self.owns(base)]
         functions = (function for base in others for value in vars(base).values() for function in unwrapped(value))
         return {name for function in functions for name in names_in(function)}
 
     def sets(self, attribute: str) -> bool:
-        """Whether any function may set an attribute of this name, including by ``setattr``."""
+        """Return whether any function may set an attribute of this name, including by ``setattr``."""
         return any(attribute in sets_in(function) for function in self.functions.values())
 
     def names_read(self) -> set[str]:
-        """Names of attributes that any function may read."""
+        """Return names of attributes that any function may read."""
         return set().union(*(accesses(function)[0] for function in self.functions.values()))
 
     def names_set(self) -> set[str]:
-        """Names of attributes that any function may set, except on an object that it has just created."""
+        """Return names of attributes that any function may set, except on an object that it has just created."""
         return {
             name
             for function in self.functions.values()
@@ -327,15 +329,15 @@ class Reach:
         }
 
     def names_rebound(self) -> set[str]:
-        """Names of globals and closure variables that any function may set."""
+        """Return names of globals and closure variables that any function may set."""
         return set().union(*(_rebinds(_Same(function.__code__)) for function in self.functions.values()))
 
     def writes(self, attribute: str) -> bool:
-        """Whether any function sets an attribute of this name, except on an object that it has just created."""
+        """Return whether any function sets an attribute of this name, except on an object that it has just created."""
         return bool(self.writers(attribute))
 
     def writers(self, attribute: str) -> list[types.FunctionType]:
-        """The functions that do."""
+        """Return the functions that do."""
         return [
             function
             for function in self.functions.values()
@@ -451,7 +453,7 @@ _FILLS = frozenset("append extend insert add update setdefault pop popitem remov
 
 
 def _writes_inside(function: types.FunctionType, names: Collection[str]) -> bool:
-    """Whether a function may write to a list, a dictionary or a set."""
+    """Return whether a function may write to a list, a dictionary or a set."""
     if not _FILLS.isdisjoint(names):
         return True
     return _sets_entries(_Same(function.__code__))
@@ -516,7 +518,7 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
 
 
 def _is_called_by_syntax(name: str) -> bool:
-    """Whether a method runs without being named: when an object is called or indexed, for example."""
+    """Return whether a method runs without being named: when an object is called or indexed, for example."""
     return name.startswith("__") and name.endswith("__") and name not in _CALLED_ELSEWHERE
 
 
@@ -547,15 +549,15 @@ _BY_CODE = re.compile(
 
 
 def held_by_code(name: str) -> str:
-    """The global or closure variable of a function that holds the `Container.entry` with this name; "defaults" for
-    those of its arguments, "" for what an object holds.
+    """Return the global or closure variable of a function that holds the `Container.entry` with this name; "defaults"
+    for those of its arguments, "" for what an object holds.
     """
     found = _BY_CODE.fullmatch(name)
     return "" if found is None else found[1] or found[2] or "defaults"
 
 
 def attribute_in(name: str) -> str:
-    """The last attribute in a name of `Container.entry`: the one that holds it."""
+    """Return the last attribute in a name of `Container.entry`: the one that holds it."""
     last = name
     while last.endswith("]") and "[" in last:
         last = last[: last.rindex("[")]
@@ -606,7 +608,7 @@ class Container:
         self.keys: list[Any] | None = list(owner) if isinstance(owner, dict) else None
 
     def changes(self) -> list[Change]:
-        """The current differences."""
+        """Return the current differences."""
         now = list(self.view)
         if self.keys is not None:
             return self._changed_entries()
@@ -649,7 +651,7 @@ class Container:
         return f"{self.name}{key}" if self.name.endswith(".") else f"{self.name}[{key!r:.40}]"
 
     def key_of(self, rest: str) -> Any:
-        """The key whose `entry` has the name ending in ``rest``; `MISSING` if that is unknown."""
+        """Return the key whose `entry` has the name ending in ``rest``; `MISSING` if that is unknown."""
         if self.name.endswith("."):
             return rest if rest.isidentifier() else MISSING
         try:
@@ -676,8 +678,8 @@ def put_dict(place: Container) -> None:
 
 
 def _is_attaching(before: Any, now: Any) -> bool:
-    """Whether one of this package's wrappers was attached or detached there. Something else in between is another
-    matter.
+    """Return whether one of this package's wrappers was attached or detached there. Something else in between is
+    another matter.
     """
     return type(now) in _OURS or (type(before) in _OURS and (now is MISSING or now is before.before))
 
@@ -728,7 +730,7 @@ class Fetched:
 
 
 def fetched_all(several: list[Callable[[], Any]]) -> list[Any]:
-    """The values; a missing one counts as a value."""
+    """Return the values; a missing one counts as a value."""
     try:
         return [fetch() for fetch in several]
     except (AttributeError, KeyError, ValueError):

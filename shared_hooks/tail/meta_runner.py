@@ -154,11 +154,11 @@ class MetaRunner:
                 self._alive.append(StorageWeakRef(tensor.untyped_storage()))
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether this run created a tensor's memory."""
+        """Return whether this run created a tensor's memory."""
         return _key(tensor) in self.made
 
     def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that are written; raises if one is the model's own and the tail would really write it."""
+        """Return the tensors that are written; raises if one is the model's own and the tail would really write it."""
         written = written_by(func, args, kwargs)
         for tensor in written:
             if _key(tensor) in self.models and (self.after_cut or not self._is_tainted_now):
@@ -219,8 +219,8 @@ _SENTINEL = 1 << 62
 
 
 def _guessed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """An upper estimate of the bytes that a kernel takes if nothing is known: all its sizes multiplied, or some copies
-    of its tensors.
+    """Return an upper estimate of the bytes that a kernel takes if nothing is known: all its sizes multiplied, or some
+    copies of its tensors.
     """
     size, waiting = 8, [*args, *kwargs.values()]
     while waiting:
@@ -290,12 +290,12 @@ class Claims:
         self.taken: set[int] = set()
 
     def input(self, leaf: int, form: TensorForm) -> Source:
-        """The source of an input."""
+        """Return the source of an input."""
         mark = self.marks.get((INPUTS, leaf))
         return Hole(form) if mark is None else self._injected(mark, form)
 
     def _injected(self, mark: Mark, found: TensorForm) -> Injected:
-        """The slot's view at a mark, if form and type match what this side finds; its strides are the edge's."""
+        """Return the slot's view at a mark, if form and type match what this side finds; its strides are the edge's."""
         if mark.view.shape != found.shape or mark.dtype is not found.dtype:
             raise self.notes.refusal(
                 f"slot {mark.slot} is {mark.dtype} of shape {mark.view.shape} where this side finds {found.dtype} of "
@@ -305,7 +305,7 @@ class Claims:
         return Injected(mark.slot, mark.view, mark.dtype, mark.flags)
 
     def source(self, place: Place, leaf: int, tensor: torch.Tensor, arguments: list[torch.Tensor]) -> Source | None:
-        """The source of a result; None for a tensor that does not depend on the inputs."""
+        """Return the source of a result; None for a tensor that does not depend on the inputs."""
         mark = self.marks.get((place, leaf))
         if mark is not None:
             return self._injected(mark, form_of_tensor(tensor))
@@ -314,7 +314,7 @@ class Claims:
     def plain_source(
         self, tensor: torch.Tensor, arguments: list[torch.Tensor], stride: tuple[int, ...] | None = None
     ) -> Source | None:
-        """The source of a tensor of which nothing crosses."""
+        """Return the source of a tensor of which nothing crosses."""
         for number, argument in enumerate(arguments):
             if argument is tensor:
                 return Argument(number)
@@ -336,7 +336,7 @@ class Claims:
         return Hole(form if stride is None or not tensor.numel() else TensorForm(form.shape, stride, form.dtype))
 
     def alias(self, tensor: torch.Tensor, arguments: list[torch.Tensor]) -> Alias | None:
-        """The view of an argument that a result is, or None."""
+        """Return the view of an argument that a result is, or None."""
         key = storage_key(tensor)
         for number, argument in enumerate(arguments):
             if key is not None and type(argument) is not Placeholder and storage_key(argument) == key:
@@ -346,7 +346,7 @@ class Claims:
         return None
 
     def sources(self, given: Given, arguments: list[torch.Tensor]) -> tuple[Source, ...]:
-        """The sources of results that cannot be computed here."""
+        """Return the sources of results that cannot be computed here."""
         sources: list[Source] = []
         for leaf, form in enumerate(given.leaves):
             mark = self.marks.get((given.place, leaf))
@@ -364,7 +364,7 @@ class Claims:
         return tuple(sources)
 
     def filled(self, place: Place, arguments: list[torch.Tensor], written: tuple[int, ...]) -> tuple[Fill, ...]:
-        """The slots whose memory an operation at this place writes for the last time."""
+        """Return the slots whose memory an operation at this place writes for the last time."""
         fill = self.fills.get(place)
         if fill is None:
             return ()
@@ -394,7 +394,7 @@ def _flags(tensor: torch.Tensor) -> str:
 
 
 def _relative(tensor: torch.Tensor, slot: torch.Tensor) -> View:
-    """The view of a slot that a tensor is, in elements of its own type."""
+    """Return the view of a slot that a tensor is, in elements of its own type."""
     start = int(slot.storage_offset()) * slot.itemsize
     first = int(tensor.storage_offset()) * tensor.itemsize
     offset, rest = divmod(first - start, tensor.itemsize)

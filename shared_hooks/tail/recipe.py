@@ -171,7 +171,7 @@ NOTHING = Nothing()
 
 
 def label(step: Step | Nothing) -> str:
-    """A step as text: ``"skip stem.0"``, ``"answer add"``."""
+    """Return a step as text: ``"skip stem.0"``, ``"answer add"``."""
     name = step.path if isinstance(step, (Enter, Skip, Through, End)) else step.name
     return name if isinstance(step, Nothing) else f"{_VERBS[type(step)]} {name}"
 
@@ -209,11 +209,11 @@ class Recipe:
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def versions(self) -> list[int]:
-        """The versions of the model's tensors; empty if no tail writes what no plan has seen."""
+        """Return the versions of the model's tensors; empty if no tail writes what no plan has seen."""
         return [tensor._version for tensor in self.kept if not tensor.is_inference()] if self.is_open else []
 
     def explain(self) -> Iterator[str]:
-        """The steps as text, one per line, indented by module."""
+        """Yield the steps as text, one per line, indented by module."""
         for step in self.steps:
             path = step.path if isinstance(step, (Enter, Skip, Through, End)) else step.inside
             depth = 0 if path in ("", ROOT) else path.count(".") + 1
@@ -278,7 +278,7 @@ class Notes:
         return self.stack[-1]
 
     def refusal(self, what: str) -> CutRefused:
-        """An error that says where; kept in case the model catches it."""
+        """Return an error that says where; kept in case the model catches it."""
         frame = self.frame
         where = f" (in {call_name(frame.path, frame.number)})" if frame.path else ""
         error = CutRefused(
@@ -314,7 +314,9 @@ def guarded() -> Iterator[None]:
 
 
 def slots_of(early: EarlyOutput, device: torch.device) -> list[torch.Tensor]:
-    """One flat tensor per slot, on the tail's device. Raises `BadFrame` for bytes that are invalid for its type."""
+    """Return one flat tensor per slot, on the tail's device. Raises `BadFrame` for bytes that are invalid for
+    its type.
+    """
     found: list[torch.Tensor] = []
     pieces = iter(early.pieces)
     starts = early.starts or (0,) * len(early.crossing.slots)
@@ -326,7 +328,7 @@ def slots_of(early: EarlyOutput, device: torch.device) -> list[torch.Tensor]:
 
 
 def blank_slots(slots: tuple[Slot, ...], device: torch.device) -> list[torch.Tensor]:
-    """The slots without content."""
+    """Return the slots without content."""
     return [_made(slot, 0, device) for slot in slots]
 
 
@@ -343,7 +345,7 @@ def _filled(slot: Slot, start: int, pieces: list[torch.Tensor], device: torch.de
 
 
 def _made(slot: Slot, start: int, device: torch.device) -> torch.Tensor:
-    """A slot of zeros, so that what no piece covers is never another request's memory."""
+    """Return a slot of zeros, so that what no piece covers is never another request's memory."""
     if _guarding and device.type == "cpu":
         return _between_guards(slot, start)
     front = start // slot.dtype.itemsize if devices.is_host(device) else 0
@@ -407,7 +409,7 @@ class Placing:
         self.filled = None
 
     def is_tainted(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the prefix depends on the inputs."""
+        """Return whether a tensor of the prefix depends on the inputs."""
         if type(tensor) is Placeholder:
             return True
         try:
@@ -449,7 +451,7 @@ class Placing:
         self.taint(tensor)
 
     def tensor(self, source: Source, arguments: Sequence[torch.Tensor], *, fresh: bool = False) -> torch.Tensor:
-        """One tensor of the prefix. ``fresh``: autograd will put its mark on it. Raises `PlanMismatch`."""
+        """Return one tensor of the prefix. ``fresh``: autograd will put its mark on it. Raises `PlanMismatch`."""
         if isinstance(source, Hole):
             if fresh or 0 in source.form.shape:
                 return self.hole(source.form)
@@ -470,7 +472,7 @@ class Placing:
         return _aliased(argument, source)
 
     def hole(self, form: TensorForm) -> torch.Tensor:
-        """A placeholder of its own; for no elements at all a real tensor, since there is nothing to read."""
+        """Return a placeholder of its own; for no elements at all a real tensor, since there is nothing to read."""
         if 0 not in form.shape:
             return _placeholder(form, self.device)
         empty = torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=self.device)
@@ -516,7 +518,9 @@ def _flagged(tensor: torch.Tensor, flags: str) -> torch.Tensor:
 
 
 def whole_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The storage of a tensor as one flat tensor: a view, so that writes through it count as writes to the tensor."""
+    """Return the storage of a tensor as one flat tensor: a view, so that writes through it count as writes to the
+    tensor.
+    """
     if tensor.is_conj():
         tensor = tensor.conj()
     if tensor.is_neg():

@@ -122,7 +122,7 @@ class RecipeBook:
             self._keep(early, self._rehearsed(early, device))
 
     def _known(self, early: EarlyOutput) -> Recipe | IsthmusError | None:
-        """A known recipe; never waits for the rehearsal of another cut."""
+        """Return a known recipe; never waits for the rehearsal of another cut."""
         digest = early.crossing.digest
         with self._lock:
             kept = self._kept.get(digest, payer.get())
@@ -199,7 +199,7 @@ class RecipeBook:
 
 
 def _size(found: Recipe | IsthmusError) -> int:
-    """The size in steps."""
+    """Return the size in steps."""
     if not isinstance(found, Recipe):
         return 1
     crossing = found.crossing
@@ -219,7 +219,7 @@ def _bound(number: float) -> float:
 
 
 def _numbers(values: Any) -> list[float]:
-    """The absolute numbers among values read from data: each may be a size, or a number of iterations."""
+    """Return the absolute numbers among values read from data: each may be a size, or a number of iterations."""
     found: list[float] = []
     waiting = list(reversed(values))
     while waiting:
@@ -232,7 +232,7 @@ def _numbers(values: Any) -> list[float]:
 
 
 def _within(numbers: list[float], bounds: tuple[tuple[float, ...], ...]) -> bool:
-    """Whether a single bound holds for all of the numbers."""
+    """Return whether a single bound holds for all of the numbers."""
     return any(
         len(bound) == len(numbers) and all(one <= most for one, most in zip(numbers, bound, strict=True))
         for bound in bounds

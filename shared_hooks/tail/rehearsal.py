@@ -238,7 +238,7 @@ class Operations:
             self.muted = False
 
     def _written(self, arguments: list[torch.Tensor], taints: list[torch.Tensor]) -> tuple[int, ...]:
-        """The arguments on storages that began as constants and depend on the inputs from now on."""
+        """Return the arguments on storages that began as constants and depend on the inputs from now on."""
         keys = {tensor.untyped_storage()._cdata for tensor in taints}
         keys -= {slot.untyped_storage()._cdata for slot in self.placing.slots}
         if keys:
@@ -251,7 +251,7 @@ class Operations:
         )
 
     def _given(self, given: Given, arguments: list[torch.Tensor], *, below: bool = False) -> Any:
-        """The result of an operation that only the edge can know."""
+        """Return the result of an operation that only the edge can know."""
         frame = self.notes.frame
         frame.index += 1
         sources = self.claims.sources(given, arguments)
@@ -290,7 +290,7 @@ class Facts:
 
     @classmethod
     def of(cls, model: nn.Module, modules: Iterable[nn.Module]) -> Facts:
-        """The current facts."""
+        """Return the current facts."""
         state = PythonState(model, settings=False)
         tensors = [*model.parameters(), *model.buffers(), *state.tensors()]
         known = set(modules)
@@ -508,8 +508,8 @@ class Rehearsal:
         return True
 
     def _is_still_pure(self, module: nn.Module) -> bool:
-        """Whether a proof in `Facts` still holds: it was made before the model set any attribute (such as a list to
-        which the module appends, instead of None). If Python has read data, it may set others in another request.
+        """Return whether a proof in `Facts` still holds: it was made before the model set any attribute (such as a list
+        to which the module appends, instead of None). If Python has read data, it may set others in another request.
         """
         if self.facts.all_pure:
             return True
@@ -528,7 +528,7 @@ class Rehearsal:
 
 
 def runs_later(steps: Iterable[Any]) -> bool:
-    """Whether some of these steps run behind the branch cut."""
+    """Return whether some of these steps run behind the branch cut."""
     return any(isinstance(step, Through) or (isinstance(step, Run) and step.later) for step in steps)
 
 
@@ -561,7 +561,7 @@ class _Kernels(TorchDispatchMode):
 def arguments_from(
     structure: Structure, tensors: list[torch.Tensor], find: ClassFinder
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The model's (args, kwargs)."""
+    """Return the model's (args, kwargs)."""
     value = unflatten(structure, tensors, find)
     if not (
         isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
@@ -571,7 +571,7 @@ def arguments_from(
 
 
 def has_number(structure: Any) -> bool:
-    """Whether a structure contains a number."""
+    """Return whether a structure contains a number."""
     if isinstance(structure, list):
         if len(structure) == 2 and structure[0] == "v":
             return structure[1] is not None and not isinstance(structure[1], str)

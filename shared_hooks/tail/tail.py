@@ -133,14 +133,14 @@ class TailSession(Session):
         return bool(self.resumed or self.through_calls or self.later_calls)
 
     def inputs(self, find: ClassFinder) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The model's (args, kwargs): injected where they are read after the cut, placeholders elsewhere."""
+        """Return the model's (args, kwargs): injected where they are read after the cut, placeholders elsewhere."""
         tensors = [self.placing.tensor(source, []) for source in self.recipe.inputs]
         return arguments_from(self.crossing.input_structure, tensors, find)
 
     # -- the replay ---------------------------------------------------------------------------------------------
 
     def next_step(self) -> Step | Nothing:
-        """The next step."""
+        """Return the next step."""
         return self.steps[self.position] if self.position < len(self.steps) else NOTHING
 
     def advance(self) -> None:
@@ -191,7 +191,7 @@ class TailSession(Session):
             self.resume()
 
     def through(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's own output."""
+        """Return the model's own output."""
         output = model(*args, **kwargs)
         check_real(tensors_in(output))
         return output
@@ -270,7 +270,7 @@ class TailSession(Session):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The result of a module behind the branch cut, run on what exists; it depends on the inputs."""
+        """Return the result of a module behind the branch cut, run on what exists; it depends on the inputs."""
         self.next_layer, self.counts = step.layer, dict(step.counts)
         self.through_calls += 1
         try:
@@ -283,7 +283,9 @@ class TailSession(Session):
         return output
 
     def skipped(self, step: Skip, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a module of the prefix; most give one placeholder, which is kept for the next request."""
+        """Return the result of a module of the prefix; most give one placeholder, which is kept for the next
+        request.
+        """
         self.inside = True
         try:
             with torch._C.DisableTorchFunction():
@@ -298,7 +300,7 @@ class TailSession(Session):
     def answer(
         self, structure: Structure, sources: Sequence[Source], arguments: list[torch.Tensor], *, fresh: bool = False
     ) -> Any:
-        """The result of a module or operation of the prefix. ``fresh``: autograd will mark the tensors."""
+        """Return the result of a module or operation of the prefix. ``fresh``: autograd will mark the tensors."""
         try:
             tensors = [self.placing.tensor(source, arguments, fresh=fresh) for source in sources]
         except PlanMismatch as error:
@@ -362,7 +364,7 @@ class TailSession(Session):
             self.placing.taint(tensor)
 
     def run_here(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[torch.Tensor]) -> Any:
-        """An operation that is run; what it makes is noted where something is written later."""
+        """Return an operation that is run; what it makes is noted where something is written later."""
         result = func(*args, **kwargs)
         if self.shared.has_taints:
             self.placing.note_made(result, arguments)
@@ -382,7 +384,7 @@ class TailSession(Session):
                 raise self.mismatch(str(error)) from error
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One operation of the dispatcher that no torch function of the prefix called."""
+        """Return one operation of the dispatcher that no torch function of the prefix called."""
         arguments = arguments_of(args, kwargs)
         self.inside = True
         try:
@@ -435,7 +437,7 @@ class TailSession(Session):
             )
 
     def mismatch(self, what: str) -> PlanMismatch:
-        """An error that says where the replay left the plan; kept, in case the model catches it."""
+        """Return an error that says where the replay left the plan; kept, in case the model catches it."""
         layer = f"the cut after layer {self.crossing.layer_id} ({self.crossing.layer_name})"
         due = label(self.next_step())
         error = PlanMismatch(f"resuming at {layer}: {what} where the plan has {due}; the code or its state differs")
@@ -448,7 +450,7 @@ _PLAIN = frozenset({Placeholder, torch.nn.Parameter, bool, int, float, str, type
 
 
 def _is_plainly_tainted(args: tuple[Any, ...]) -> bool:
-    """Whether a placeholder is among them, and nothing that would have to be looked into."""
+    """Return whether a placeholder is among them, and nothing that would have to be looked into."""
     kinds = {type(value) for value in args}
     return Placeholder in kinds and kinds <= _PLAIN
 

@@ -28,14 +28,14 @@ ALIGN: Final = 64
 
 
 def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A model's inputs with every tensor copied."""
+    """Return a model's inputs with every tensor copied."""
     structure, tensors = flatten((args, kwargs))
     made: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(structure, fresh_copies(tensors), own_class)
     return made
 
 
 def own_class(name: str) -> type | None:
-    """A class by its name in a structure, for inputs of this side's caller, whose classes may be used."""
+    """Return a class by its name in a structure, for inputs of this side's caller, whose classes may be used."""
     return classes_of({name.partition(":")[0]})(name)
 
 
@@ -67,13 +67,13 @@ def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def held(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor: its share if it is divided among processes (a DTensor)."""
+    """Return this process's part of a tensor: its share if it is divided among processes (a DTensor)."""
     with torch.no_grad():
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense tensor in row-major order, as a flat tensor of bytes on the CPU."""
+    """Return the elements of a dense tensor in row-major order, as a flat tensor of bytes on the CPU."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
     if flat.stride() != (1,):  # one element may have any stride, and counts as contiguous
         flat = flat.clone(memory_format=torch.contiguous_format).as_strided(flat.shape, (1,))
@@ -81,7 +81,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned_alike(run: torch.Tensor) -> torch.Tensor:
-    """A copy of a contiguous range with the same alignment within 64 bytes."""
+    """Return a copy of a contiguous range with the same alignment within 64 bytes."""
     wanted, nbytes = run.data_ptr() % ALIGN, run.numel() * run.element_size()
     if run.device.type != "cpu" or not wanted or wanted % run.element_size() or not nbytes:
         return run.clone()
@@ -118,7 +118,7 @@ class Buffers:
 
 
 def identical(a: Any, b: Any) -> bool:
-    """Whether two nested values are equal: types, dtypes, shapes and every bit of every tensor."""
+    """Return whether two nested values are equal: types, dtypes, shapes and every bit of every tensor."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _same_bits(a, b)
     if type(a) is not type(b):
@@ -202,7 +202,7 @@ def wait(device: torch.device) -> None:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU, complete; itself if it is there. Waits only for this thread's stream."""
+    """Return the tensor on the CPU, complete; itself if it is there. Waits only for this thread's stream."""
     if not devices.pins(tensor.device):
         return tensor.cpu()
     plain = tensor.resolve_conj().resolve_neg()
@@ -222,8 +222,8 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on ``device``; itself if it is there. A copy from pinned memory, which must not be written until this
-    thread's stream has used the result, does not block.
+    """Return the tensor on ``device``; itself if it is there. A copy from pinned memory, which must not be written
+    until this thread's stream has used the result, does not block.
     """
     is_there = tensor.device.type == device.type
     if not devices.pins(device) or is_there or tensor.nbytes < LEAST_PINNED or not tensor.is_pinned():
@@ -237,7 +237,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _side(device: torch.device, way: str) -> Any:
-    """The stream of copies in one direction."""
+    """Return the stream of copies in one direction."""
     device = devices.current_stream(device).device  # with its number
     with _making:
         if (device, way) not in _streams:

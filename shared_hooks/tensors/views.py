@@ -311,7 +311,7 @@ class View(NamedTuple):
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
     def is_run(self) -> bool:
-        """Whether the view touches one gapless run of elements, each once, in any order."""
+        """Return whether the view touches one gapless run of elements, each once, in any order."""
         return self.numel == self.end - self.offset and _no_overlap(self)
 
 

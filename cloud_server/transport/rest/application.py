@@ -119,7 +119,7 @@ class Delivery:
 
 
 def _pieces(buffers: list[bytes | memoryview]) -> Iterator[bytearray]:
-    """The bytes of all buffers, with small ones joined."""
+    """Yield the bytes of all buffers, with small ones joined."""
     piece = bytearray()
     for buffer in buffers:
         for at in range(0, len(buffer), PIECE_BYTES):
@@ -499,7 +499,7 @@ def _tensor(info: TensorInfo) -> dict[str, Any]:
 
 
 def _config(info: ModelInfo) -> dict[str, Any]:
-    """The configuration as Triton describes it. ``max_batch_size`` is 0 because shapes include the batch."""
+    """Return the configuration as Triton describes it. ``max_batch_size`` is 0 because shapes include the batch."""
 
     def kind(one: TensorInfo) -> dict[str, Any]:
         return {"name": one.name, "data_type": f"TYPE_{one.datatype}", "dims": one.shape}

@@ -172,7 +172,7 @@ class Connection(H11Protocol):
 
 
 def certificate(connection: Any) -> dict[str, list[bytes]]:
-    """The names in a client's certificate, as gRPC has them; empty without TLS or a certificate."""
+    """Return the names in a client's certificate, as gRPC has them; empty without TLS or a certificate."""
     found = None if connection is None else connection.getpeercert()
     if not found:
         return {}

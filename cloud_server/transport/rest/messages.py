@@ -94,7 +94,9 @@ def read_change(body: memoryview) -> None:
 
 
 def answer_bytes(result: Result, wanted: Wanted) -> int:
-    """The bytes of memory that `answer` takes, including the model's result. Raises TooLarge for too much JSON."""
+    """Return the bytes of memory that `answer` takes, including the model's result. Raises TooLarge for too
+    much JSON.
+    """
     values = sum(one.count for one in result.outputs if not wanted.binary(one.name))
     if values > MAX_VALUES:
         raise TooLarge(f"the outputs have more than {MAX_VALUES} elements together to write in JSON: {MEND}")
@@ -102,7 +104,9 @@ def answer_bytes(result: Result, wanted: Wanted) -> int:
 
 
 def answer(result: Result, wanted: Wanted) -> tuple[list[bytes], list[memoryview]]:
-    """The JSON in pieces, and the bytes after it. Raises InputMismatch for elements that JSON cannot represent."""
+    """Return the JSON in pieces, and the bytes after it. Raises InputMismatch for elements that JSON cannot
+    represent.
+    """
     behind: list[memoryview] = []
     message: dict[str, Any] = {"model_name": result.model, "model_version": result.version}
     if result.id:
@@ -131,7 +135,9 @@ def _said(value: Value) -> Value:
 
 
 def _values(one: Named) -> Iterator[bytes]:
-    """The elements with commas between them, a few at a time, because one call for all would block every thread."""
+    """Yield the elements with commas between them, a few at a time, because one call for all would block every
+    thread.
+    """
     if one.datatype not in NUMPY:
         raise InputMismatch(f'the output "{one.name}" is {one.datatype}, whose elements JSON cannot say: {MEND}')
     comma = b""
@@ -192,7 +198,7 @@ def _parameters(one: dict[str, Any], where: str) -> dict[str, Value]:
 
 
 def _flat(data: Any, where: str) -> list[Any]:
-    """The elements, however nested; their number is compared with the shape later."""
+    """Return the elements, however nested; their number is compared with the shape later."""
     if not isinstance(data, list):
         raise BadFrame(f"{where}: data is a list (or comes as bytes, with the parameter binary_data_size)")
     elements: list[Any] = data

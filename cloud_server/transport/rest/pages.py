@@ -59,7 +59,7 @@ class Pages:
                     raise SpecError(f"rest: more than {MOST_FILES} files in {folder}: is that the folder of a page?")
 
     def find(self, path: Sequence[str]) -> tuple[bytes, bytes] | None:
-        """A file's kind and bytes, by the parts of the path after ``/try``; None if there is no such file."""
+        """Return a file's kind and bytes, by the parts of the path after ``/try``; None if there is no such file."""
         file = self._files.get(("index.html",) if list(path) in ([], [""]) else tuple(path))
         if file is None:
             return None
