@@ -62,9 +62,7 @@ class Listener(Protocol):
     """Learns of what crosses a cut before its head has ended (`listening`), in the head's thread."""
 
     def begins(self, crossing: Crossing) -> bool:
-        """Return a head to this cut begins; one that began before has left its path. Returns whether to announce what
-        is final.
-        """
+        """A head to this cut begins; one begun before has left its path. Return whether to announce what is final."""
 
     def final(self, slot: int, pieces: tuple[torch.Tensor, ...]) -> None:
         """According to the plan, nothing writes to this slot any more before the cut; the head's result tells whether

@@ -61,7 +61,7 @@ class Ranges:
         return None
 
     def give(self, start: int, length: int) -> None:
-        """Return a range that was taken."""
+        """Give back a range that was taken."""
         at = bisect_left(self._starts, start)
         if at < len(self._starts) and self._starts[at] == start + length:
             length += self._remove(start + length)
@@ -97,7 +97,7 @@ class Mapping:
         return address(view) - self.base
 
     def forget(self, start: int, nbytes: int) -> None:
-        """Return the pages' content to the system, where it supports that."""
+        """Give the pages back to the system, where it supports that."""
         if nbytes > 0 and _MADV_REMOVE is not None:
             self._map.madvise(_MADV_REMOVE, start, nbytes)
 

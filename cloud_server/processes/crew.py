@@ -120,7 +120,7 @@ class Crew:
             return min(warm, key=lambda one: one.sessions)
 
     def release(self, worker: WorkerProcess) -> None:
-        """Return a worker."""
+        """Give back a worker."""
         with self._changed:
             if worker.spent and not worker.why_ended:
                 worker.kill("could use its device no more, and was ended")
