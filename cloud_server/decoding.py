@@ -312,7 +312,7 @@ class Sessions:
         return computed
 
     def begin(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Taken:
-        """Return the first half of `run`, up to where the step is computed with others. `end` must follow in
+        """Run the first half of `run`, up to where the step is computed with others. `end` must follow in
         any case.
         """
         session = self._session(engine, (*party, step.session), step)
@@ -321,7 +321,7 @@ class Sessions:
             return Taken(session, engine.step_batching.begin(session.handle, header, payload))
 
     def end(self, taken: Taken, outcome: Outcome[None]) -> Computed:
-        """Return the second half of `run`."""
+        """Run the second half of `run`."""
         with self._stepping(taken.session):
             computed = taken.begun.end(outcome)
         self._stepped(taken.session, computed)

@@ -254,7 +254,7 @@ class EdgeClient(ClientCore):
         exact: bool | None = None,
         **kwargs: Any,
     ) -> Answer:
-        """Return the model's output for ``(*args, **kwargs)``: head here, tail on the server.
+        """Run the head here and the tail on the server, and return the model's output for ``(*args, **kwargs)``.
 
         An input by itself may be a tensor, a numpy array, a PIL image, a camera's frame (uint8, HWC, RGB), the path or
         the bytes of a file, a dictionary or `BatchEncoding` of keyword arguments, a tuple of positional ones, or a
@@ -274,7 +274,7 @@ class EdgeClient(ClientCore):
         exact: bool | None = None,
         **kwargs: Any,
     ) -> Pending:
-        """`infer` in two steps: runs the head, and returns while the rest is in progress."""
+        """Start `infer`: run the head, and return while the rest is in progress."""
         stamps, (cut, route), until = Stamps(), self._cut(split), self.until(deadline)
         item = args[0] if len(args) == 1 and not kwargs else None
         if cut in (AUTO, CLOUD_FILE) and item is not None and self._reader.is_file(item):

@@ -390,7 +390,7 @@ class LightClient:
     def infer(
         self, *args: Array, split: str | None = None, deadline: float | None = None, **kwargs: Array
     ) -> LightAnswer:
-        """Return one answer. Arrays in the order of the model's inputs, or by name. ``deadline``: in seconds.
+        """Make one request. Arrays in the order of the model's inputs, or by name. ``deadline``: in seconds.
 
         Raises InputMismatch, ServerUnavailable without an answer in time, Disagreement for a server with other weights,
         and the server's other refusals.

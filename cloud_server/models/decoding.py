@@ -267,7 +267,7 @@ class BegunStep:
         return replace(part, rest=self._continued)
 
     def _continued(self) -> Computed:
-        """Return the rest of a step in the middle of a chain: what the next server answers."""
+        """Run the rest of a step in the middle of a chain, and return what the next server answers."""
         rest, self._rest = self._rest, None
         assert rest is not None
         try:

@@ -328,7 +328,7 @@ class PooledModel:
         return replace(computed, rest=partial(self._rest, session, rest))
 
     def _rest(self, session: PooledSession, task: RestTask) -> Computed:
-        """Return the second half of a step: the worker computes and this thread sends its requests to the next server,
+        """Run the second half of a step: the worker computes and this thread sends its requests to the next server,
         in turns.
         """
         while True:

@@ -45,7 +45,7 @@ from shared_hooks.version import __version__
 
 
 def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes: int, server: int) -> int:
-    """Return the program of a trial; returns 0 if every cut was tried.
+    """Run a trial, as its process; return 0 if every cut was tried.
 
     ``words``: the server's command line; ``first``: the cut that a request waits for; ``seconds`` of processor time and
     ``nbytes`` of memory limit each process. It ends with the process ``server``.

@@ -92,8 +92,8 @@ def _items(value: Any, seen: set[int]) -> list[tuple[Any, Any]]:
 
 
 def copy_of(value: Any) -> Any:
-    """Return a copy that may be changed and kept: cloned tensors, None for placeholders, a dictionary for unknown
-    holders.
+    """Return a copy that may be changed and kept: cloned tensors, None for placeholders, a dictionary of parts
+    for unknown holders.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if is_real(value) else None
