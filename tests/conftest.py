@@ -36,14 +36,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now stays: the garbage collector need not look at it again."""
+    """Freeze the objects of imported modules, which the garbage collector would visit again and again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_was_imported_is_frozen() -> Iterator[None]:
-    """As after the collection of tests: libraries that are imported later have as many objects."""
+def freeze_late_imports() -> Iterator[None]:
+    """Freeze again after a module that imported large libraries."""
     yield
     if len(gc.get_objects(generation=2)) > 200_000:
         pytest_collection_finish()

@@ -1,4 +1,4 @@
-"""What `make test` takes of the many ways in which a claim could be tried; ``ISTHMUS_EVERY_CUT=1`` takes all."""
+"""Select some of the many cases of a claim for `make test`; ``ISTHMUS_EVERY_CUT=1`` selects all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def crossed(*parameters: Sequence[Any], where: Callable[..., bool] = lambda *_: True) -> list[tuple[Any, ...]]:
-    """Rows of the parameters' product, for `pytest.mark.parametrize`: few in which each value of each occurs."""
+    """Return a few rows of the parameters' product, for `pytest.mark.parametrize`; each value occurs in one at least."""
 
     def given(row: tuple[int, ...]) -> tuple[Any, ...]:
         return tuple(values[at] for values, at in zip(parameters, row, strict=True))
@@ -30,10 +30,10 @@ def crossed(*parameters: Sequence[Any], where: Callable[..., bool] = lambda *_: 
 
 
 def every(step: int, values: Sequence[T], first: int = 0) -> Sequence[T]:
-    """Each ``step``-th value from ``first``."""
+    """Return each ``step``-th value from ``first``."""
     return values if ALL else values[first::step]
 
 
 def examples(number: int) -> int:
-    """Of a property of hypothesis: a third of ``number``."""
+    """Return the number of examples of a hypothesis property: a third of ``number``."""
     return number if ALL else number // 3

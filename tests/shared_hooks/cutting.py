@@ -71,7 +71,7 @@ def cuts_of(wrapped: WrappedModel) -> Iterator[int | str]:
 
 
 def some_cuts_of(wrapped: WrappedModel, case: Case, most: int = MANY_CUTS) -> list[int | str]:
-    """All cuts of a model that has at most ``most``, else so many at most. With which it begins differs."""
+    """Return at most ``most`` cuts, evenly spread; the first one depends on the case."""
     cuts = list(cuts_of(wrapped))
     step = 1 if ALL or not cuts else -(-len(cuts) // most)
     return cuts[len(case.name) % step :: step]
