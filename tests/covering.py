@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def crossed(*parameters: Sequence[Any], where: Callable[..., bool] = lambda *_: True) -> list[tuple[Any, ...]]:
-    """Return a few rows of the parameters' product, for `pytest.mark.parametrize`; each value occurs in one at least."""
+    """Return a few rows of the parameters' product, for `pytest.mark.parametrize`; each value occurs."""
 
     def given(row: tuple[int, ...]) -> tuple[Any, ...]:
         return tuple(values[at] for values, at in zip(parameters, row, strict=True))
