@@ -91,9 +91,9 @@ from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.lifecycle.registry import load
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.spec import spec_from_table
+from shared_hooks.modules import INPUT
 from shared_hooks.observers import named
 from shared_hooks.options import option_of
-from shared_hooks.planning import INPUT
 from shared_hooks.showing import short
 from shared_hooks.tracing import endpoint_of
 

@@ -27,13 +27,13 @@ from shared_hooks import WrappedModel, devices
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.forward import context, run_plain
 from shared_hooks.models.inputs import to_device
+from shared_hooks.modules import INPUT
 from shared_hooks.profiling.machine import kind, unlike
 from shared_hooks.showing import short
 from shared_hooks.state import PythonState
 from shared_hooks.tensors import ClassFinder, copied, dtype_named, flatten, identical, unflatten
 
 __all__ = [
-    "INPUT",
     "Kept",
     "Witness",
     "Witnesses",
@@ -223,7 +223,6 @@ def _alike(a: Any, b: Any) -> bool:
 
 log = logging.getLogger(__name__)
 
-INPUT: Final = "input"
 RUNS_KEPT: Final = 1024
 UNKNOWN: Final = Comparison(False, math.inf, None, "nothing")
 

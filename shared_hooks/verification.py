@@ -14,7 +14,8 @@ from shared_hooks.crossing import EarlyOutput, Parcel
 from shared_hooks.errors import IsthmusError, ModelFailed
 from shared_hooks.forward import run_plain
 from shared_hooks.middle import Gone
-from shared_hooks.planning import INPUT, Cut, LayerInfo, Plan
+from shared_hooks.modules import INPUT
+from shared_hooks.planning import Cut, LayerInfo, Plan
 from shared_hooks.showing import html_table, panel, size, strip, summary_of
 from shared_hooks.state import Dice
 from shared_hooks.tensors import Buffers, copied, identical, tensors_in

@@ -17,9 +17,9 @@ from shared_hooks.forward import Session, context
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
-from shared_hooks.modules import attach, constants, tables
+from shared_hooks.modules import INPUT, attach, constants, tables
 from shared_hooks.modules.manifest import Fact, manifest
-from shared_hooks.planning import INPUT, Cut, LayerInfo, Layers, Loads, Plan
+from shared_hooks.planning import Cut, LayerInfo, Layers, Loads, Plan
 from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import summary_of

@@ -28,8 +28,8 @@ from shared_hooks import Crossing, Parcel
 from shared_hooks.crossing import decode
 from shared_hooks.errors import BadFrame, CutRefused, Disagreement, SessionLost, StepOutOfOrder
 from shared_hooks.generation import StepReply
+from shared_hooks.modules import INPUT
 from shared_hooks.modules.manifest import Manifest
-from shared_hooks.planning import INPUT
 from shared_hooks.tail import payer
 
 

@@ -52,9 +52,10 @@ from shared_hooks.forward import Allowance, Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, Inputs, to_device
+from shared_hooks.modules import INPUT
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
-from shared_hooks.planning import INPUT, OnlyPart
+from shared_hooks.planning import OnlyPart
 from shared_hooks.profiling.machine import describe, kind
 from shared_hooks.profiling.profile import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud

@@ -35,7 +35,7 @@ from cloud_server.processes.worker import die_with
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, SpecError
 from shared_hooks.files import write_json
-from shared_hooks.planning import INPUT
+from shared_hooks.modules import INPUT
 from shared_hooks.verification import DIFFERS, EXACT, REFUSED
 from shared_hooks.version import __version__
 

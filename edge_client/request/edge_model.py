@@ -43,12 +43,12 @@ from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import InputItem, ModelSpec
 from shared_hooks.models.images import check_suffix
 from shared_hooks.models.inputs import inputs_of_text, to_device
-from shared_hooks.modules import holder_modules
+from shared_hooks.modules import INPUT, holder_modules
 from shared_hooks.modules.manifest import encode
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.thumbnails import Texts
-from shared_hooks.planning import INPUT, OnlyPart
+from shared_hooks.planning import OnlyPart
 from shared_hooks.state.agreed import WEIGHTS, Agreed
 from shared_hooks.tensors import classes_of, flatten, unflatten
 from shared_hooks.tensors.staging import to_host, wait

@@ -16,10 +16,11 @@ from edge_client.request.sending import NOT_SERVED, Done, Position, Reports, Rou
 from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import Connection, Exchange, Outgoing, ServerTimes, Stamps, Times, now_ns, wire
 from edge_client.transport.times import forward_metrics, layer_metrics
-from edge_client.witness import INPUT, Witness, Witnesses
+from edge_client.witness import Witness, Witnesses
 from shared_hooks.codecs import by_wire
 from shared_hooks.errors import Cancelled, CodecFailed, CutRefused, IsthmusError, PlanMismatch, ReferenceLost
 from shared_hooks.lifecycle import About, Stage
+from shared_hooks.modules import INPUT
 
 # `Steps`: requests of a decoding session, whose bytes somebody else packs (`edge_client.generation`).
 

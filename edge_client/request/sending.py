@@ -22,7 +22,7 @@ from edge_client.request.ahead import Ahead
 from edge_client.request.edge_model import Cut, EdgeModel, Head
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY
 from edge_client.transport import Connection, Exchange, Opening, Outgoing, Stamps, State, now_ns, wire
-from edge_client.witness import INPUT, Kept, Witnesses
+from edge_client.witness import Kept, Witnesses
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
 from shared_hooks.errors import (
@@ -39,6 +39,7 @@ from shared_hooks.errors import (
     WorkerLost,
 )
 from shared_hooks.lifecycle import About, Lifecycle, Stage
+from shared_hooks.modules import INPUT
 from shared_hooks.showing import size, summary_of
 
 # How many requests of a run are under way: as few as keep the way to the server, and the server, busy.

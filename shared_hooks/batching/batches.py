@@ -25,8 +25,8 @@ from shared_hooks.batching.proof import Doubt, Proof, agree
 from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ServerUnavailable, TooLarge
 from shared_hooks.forward import context
-from shared_hooks.modules import attach, holder_modules
-from shared_hooks.planning import INPUT, Plan
+from shared_hooks.modules import INPUT, attach, holder_modules
+from shared_hooks.planning import Plan
 from shared_hooks.sharing import SharedCache
 from shared_hooks.tail import payer
 from shared_hooks.tensors import classes_of, dtype_name, flatten, unflatten

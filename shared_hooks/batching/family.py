@@ -12,7 +12,8 @@ import torch
 
 from shared_hooks.crossing import INPUTS, Crossing, EarlyOutput, Mark, Slot, TensorForm
 from shared_hooks.errors import CutRefused
-from shared_hooks.planning import INPUT, Cut, Plan, Rule
+from shared_hooks.modules import INPUT
+from shared_hooks.planning import Cut, Plan, Rule
 from shared_hooks.tensors import ClassFinder, View, dtype_name, unflatten
 from shared_hooks.wrapped import WrappedModel
 

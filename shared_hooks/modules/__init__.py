@@ -10,12 +10,13 @@ May import tensors, errors.
 
 from shared_hooks.modules.attach import COMPILED, Instead, Runner, Shim, Shown, fast_path_off, put_instead, running
 from shared_hooks.modules.constants import FUNCTIONS, structure_digest, weights_hash
-from shared_hooks.modules.tables import GROUP, ROOT, ModuleInfo, call_name, groups_of, holder_modules, walk
+from shared_hooks.modules.tables import GROUP, INPUT, ROOT, ModuleInfo, call_name, groups_of, holder_modules, walk
 
 __all__ = [
     "COMPILED",
     "FUNCTIONS",
     "GROUP",
+    "INPUT",
     "ROOT",
     "Instead",
     "ModuleInfo",

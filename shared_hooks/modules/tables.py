@@ -29,6 +29,8 @@ from shared_hooks.modules.constants import OF_EVERY_MODULE, digest_of, form_of, 
 
 
 ROOT = "(model)"
+INPUT = "input"
+"""The cut before any layer."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,11 @@ def holder_modules(model: nn.Module) -> set[str]:
 
 
 def call_name(path: str, number: int) -> str:
-    """Return the name of a module's call: the module's path, with ``#n`` from the second call on."""
-    return path if number == 1 else f"{path}#{number}"
+    """Return the name of a module's call: the module's path, with ``#n`` from the second call on.
+
+    A module named "input" is "input#1" from the first call on, for "input" is the cut before any layer.
+    """
+    return path if number == 1 and path != INPUT else f"{path}#{number}"
 
 
 WHOLE: Final = 256

@@ -254,7 +254,7 @@ class ObservedForward:
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 for look, name in looks:
-                    look.after(call, name if call.number == 1 else call_name(name, call.number))
+                    look.after(call, call_name(name, call.number))
                     if look.changes:
                         output = call.output
                     else:

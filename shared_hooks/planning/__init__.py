@@ -12,11 +12,10 @@ May import recording, forward, state, models, crossing, lifecycle, modules, tens
 from shared_hooks.planning.cutting import UNSEEN, Branch, Capture, Cutting, blocks, last_layer
 from shared_hooks.planning.lengths import Moving, Rule, Size, SizedCrossing, Terms, value_at
 from shared_hooks.planning.part import OnlyPart
-from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan, Walk, members
+from shared_hooks.planning.plan import Cut, Follower, LayerInfo, Layers, Plan, Walk, members
 from shared_hooks.planning.planner import Loads, Planner
 
 __all__ = [
-    "INPUT",
     "UNSEEN",
     "Branch",
     "Capture",

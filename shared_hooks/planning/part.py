@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shared_hooks.devices import CPU, is_host
 from shared_hooks.errors import CutRefused, UnknownLayer
 from shared_hooks.models.weights import MappedWeights
-from shared_hooks.planning.plan import INPUT, Plan
+from shared_hooks.modules import INPUT
+from shared_hooks.planning.plan import Plan
 from shared_hooks.planning.planner import Loads
 
 _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

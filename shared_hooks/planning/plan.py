@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
-from shared_hooks.modules import GROUP, ROOT, ModuleInfo
+from shared_hooks.modules import GROUP, INPUT, ROOT, ModuleInfo
 from shared_hooks.modules.tables import grouped
 from shared_hooks.planning.cutting import (
     Branch,
@@ -328,7 +328,6 @@ def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Wal
     return Walk(calls, captures, calls.names.index((layer.path, layer.number)))
 
 
-INPUT = "input"
 Cut = int | str | tuple[int | str, ...] | list[int | str]
 """A layer's id, the name of a layer or block, or "input"; several, or "a + b", are a branch cut (`planning.cutting`),
 and so is a group of modules, "group:vision" (`modules.tables`).

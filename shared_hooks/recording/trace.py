@@ -18,7 +18,7 @@ import torch
 
 from shared_hooks.crossing import CALL, PathDigest
 from shared_hooks.forward import LAYOUT, NOTHING, Kind, forms_key, is_dense
-from shared_hooks.modules import ROOT
+from shared_hooks.modules import ROOT, call_name
 from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View
 
@@ -169,7 +169,7 @@ class ModuleCall:
     @property
     def name(self) -> str:
         """The module path, with ``#n`` from the second call on."""
-        return self.path if self.number == 1 else f"{self.path}#{self.number}"
+        return call_name(self.path, self.number)
 
 
 class Places(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +21,15 @@ from tests.zoo.compare import same
 
 PAIRS = 12 if ALL else 3
 AWKWARD = (
-    *("preallocated_output", "monte_carlo_dropout", "monte_carlo_dropout_twice", "ambient_autocast", "branch_on_item"),
+    *(
+        "attribute_named_like_methods",
+        "numbers_inabuffer_of_bytes",
+        "preallocated_output",
+        "monte_carlo_dropout",
+        "monte_carlo_dropout_twice",
+        "ambient_autocast",
+        "branch_on_item",
+    ),
     *(
         "try_finally",
         "odd_numbers_read",
@@ -31,10 +39,8 @@ AWKWARD = (
     ),
 )
 REFUSED = (
-    *(
-        "preallocated_output",
-        "preallocated_uninitialised",
-    ),  # memory made before both cuts, which crosses the second only
+    # memory made before both cuts, which crosses the second only
+    *("preallocated_output", "preallocated_uninitialised", "numbers_inabuffer_of_bytes"),
     *("writes_into_overlapping_input", "overlapping_inputs"),  # that inputs share memory a relay does not know
     "transformer_encoder_pre_norm_causal",  # a mask is looked at: is it causal?
 )
@@ -184,6 +190,30 @@ def test_another_path_than_this_sides_is_refused() -> None:
         except CutRefused:
             continue
         assert same(list(found.pieces), list(direct.pieces))
+
+
+class NamedInput(nn.Module):
+    """A layer named as the cut before any layer is, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input, self.output = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.input(self.input(x).tanh()))
+
+
+def test_a_layer_named_input_is_not_the_cut_before_any_layer() -> None:
+    wrapped, x = WrappedModel(NamedInput().eval()), torch.randn(2, 4)
+    expected = wrapped.whole(x)
+    wrapped.plan(x)
+    names = [layer.name for layer in wrapped.layers]
+    assert names == ["input#1", "input#2", "output"]
+    for first, last in combinations(("input", *names[:2]), 2):
+        early = through_bytes(wrapped.forward(x, end=first))
+        middle = wrapped.forward(early, start=first, end=last)
+        assert (early.layer_name, middle.layer_name) == (first, last)
+        assert torch.equal(wrapped.forward(through_bytes(middle), start=last), expected)
 
 
 def test_both_ends_of_a_middle_part_may_be_blocks() -> None:
