@@ -20,17 +20,17 @@ NEEDED = {"grpc_reflection": "grpcio-reflection", "prometheus_client": "promethe
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command (`cloud_server.cli.main`); returns its exit status."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port that is in use is our line to write, not gRPC's
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port in use is reported by our own line, not by gRPC's
     words = sys.argv[1:] if argv is None else list(argv)
     _check(words)
-    if not sys.stderr.isatty():  # a log
+    if not sys.stderr.isatty():  # standard error is a log
         quiet_libraries()
     if words[:1] == ["token"]:
         from cloud_server.access import token_command
 
         return token_command(words[1:])
-    # Until the server is up, and drains on Ctrl-C, there is nothing to end well. An exception might be caught or
-    # dropped where it is raised: in the import of a library, in a destructor, in a callback from C++.
+    # Until the server is up and drains on Ctrl-C, there is nothing to shut down cleanly. An exception might be caught
+    # or dropped where it is raised: in the import of a library, in a destructor, in a callback from C++.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
     if missing := [name for package, name in NEEDED.items() if find_spec(package) is None]:
@@ -41,11 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from cloud_server import doctor
 
             return doctor.main(words[1:])
-        from cloud_server import cli  # here, for it loads torch, and Ctrl-C may come meanwhile
+        from cloud_server import cli  # imported here because it loads torch, and Ctrl-C may arrive meanwhile
 
         return cli.main(words)
     finally:
-        if signal.getsignal(signal.SIGINT) is _end:  # for who calls this as a function
+        if signal.getsignal(signal.SIGINT) is _end:  # for callers that use this as a function
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

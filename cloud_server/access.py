@@ -94,10 +94,10 @@ def granted(allowed: tuple[str, ...] | None, there: Iterable[str]) -> list[str]:
     return sorted(one for one in there if allowed is None or one in allowed or one.partition(":")[0] in allowed)
 
 
-# Tokens: long random words that prove who calls. The server's file holds their hashes only.
+# Tokens: long random strings that authenticate a caller. The server's file holds only their hashes.
 #
-# A token has 256 random bits, so a plain SHA-256 of it can be shown around: there is nothing to guess, and nothing
-# that a slow hash for passwords would add. Words that people thought up do not belong here.
+# A token has 256 random bits, so a plain SHA-256 of it may be published: it cannot be guessed, and a slow password
+# hash would add nothing. Passwords that people choose do not belong here.
 
 
 PREFIX = "isthmus_"
@@ -116,7 +116,7 @@ def hash_of(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-# What a caller shows: a token with the call, a certificate with the connection.
+# The credentials of a caller: a token with the call, a certificate with the connection.
 
 
 HEADER = "authorization"
@@ -171,7 +171,7 @@ def names_in(auth_context: Mapping[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-# Who calls: made by the interceptor, once for each call, and known to all that is done for it.
+# The identity of a caller: made by the interceptor once per call, and passed to everything done for that call.
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _address(peer: str) -> str:
         return host
     if found.ipv4_mapped is not None:
         return f"ipv4:{found.ipv4_mapped}"
-    # On one's own machine and link there is but one network, of all.
+    # on loopback and link-local addresses there is only one network
     if found.is_loopback or found.is_link_local:
         return f"ipv6:[{found}]"
     return f"ipv6:{IPv6Network((found.packed[:8] + bytes(8), 64))}"
@@ -336,7 +336,7 @@ def _token(table: Table) -> Token:
         sha256 = bytes.fromhex(digits)
     except ValueError:
         sha256 = b""
-    if len(sha256) != HASH_BYTES:  # and never the value: it may be the token itself
+    if len(sha256) != HASH_BYTES:  # never print the value: it may be the token itself
         table.fail("sha256", f"expected {2 * HASH_BYTES} hexadecimal digits, as cloud-server token prints them")
     return Token(identity, sha256, expires, bool(revoked))
 
@@ -421,7 +421,7 @@ def entry(identity: str, sha256: bytes, days: float | None) -> str:
     return "\n".join(lines)
 
 
-# Files that are read again when they change.
+# Files that are reloaded when they change.
 
 
 _CLOCKS_DIFFER = 60.0
@@ -445,7 +445,7 @@ def written_since(paths: Iterable[Path], when: float) -> bool:
 
 def _state(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()  # behind links, too: a mounted secret is replaced by moving one
+        found = path.stat()  # follows links, because a mounted secret is replaced by moving one
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
@@ -499,7 +499,8 @@ class Tls:
         """Check the files with OpenSSL: gRPC would only report a failed handshake."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self.certificate, self.key, password=lambda: "")  # else it would ask the terminal
+            # without this OpenSSL would prompt on the terminal
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
         except (OSError, ValueError) as error:
             reason = f"{getattr(error, 'reason', None) or error}"
             text = _REASONS.get(reason, reason)
@@ -537,8 +538,8 @@ SETTLE_SECONDS = 0.2
 log = logging.getLogger(__name__)
 
 
-# What a server of a chain says to the next one of its caller: a JSON Web Token (RFC 7519), signed with a secret that
-# the two share (HS256). It is made for one connection and good for a minute.
+# What a server of a chain vouches for to the next one about its caller: a JSON Web Token (RFC 7519), signed with a
+# secret that the two share (HS256). It is made for one connection and valid for a minute.
 
 AUDIENCE: Final = "isthmus"
 PASSPORT_SECONDS: Final = 60
@@ -672,14 +673,14 @@ class Register:
         state, now = state_of(self._paths), time.time()
         if state != self._state:
             if written_since(self._paths, now - SETTLE_SECONDS):
-                return False  # half a file may be a valid one that refuses every caller
+                return False  # half a file may be a valid file that refuses every caller
             self._state = state
             try:
                 self._identities = _told(self._path, read_identities(self._path))
             except SpecError as error:
                 log.error("%s; what was read before stays", error)
                 return False
-            except Exception:  # the one who watches must not die of a file
+            except Exception:  # the watching thread must survive a broken file
                 log.exception("%s: cannot be read; what was read before stays", self._path)
                 return False
         elif now < self._next_expiry:
@@ -694,11 +695,11 @@ def _told(path: Path, found: Identities) -> Identities:
     return found
 
 
-# What one may use in a minute, and what it has used: an identity's requests and bytes (`Policy.requests_per_minute`,
-# `bytes_per_minute`), and what is bounded for every account.
+# Quotas per minute and what was used of them: an identity's requests and bytes (`Policy.requests_per_minute`,
+# `bytes_per_minute`), and the bounds of every account.
 #
-# A quota fills up evenly (a token bucket): what is saved up is at most `BURST_SECONDS` of it, so in no minute does an
-# identity get more than that beyond its quota.
+# A quota is a token bucket: at most `BURST_SECONDS` of it are saved up, so in no minute does an identity get more
+# than that beyond its quota.
 
 
 BURST_SECONDS = 10.0

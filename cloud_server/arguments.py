@@ -12,10 +12,11 @@ from shared_hooks.command_line import Parser, add_common
 from shared_hooks.errors import SpecError
 from shared_hooks.options import add_options, option
 
-# Addresses to listen on: how they are written, and who reaches them.
+# Addresses to listen on: how they are written, and which machines reach them.
 
 
-DEFAULT_LISTEN = "127.0.0.1:50051"  # nobody is asked who he is by default, so other machines are let in on request only
+# callers are not authenticated by default, so other machines are admitted only on request
+DEFAULT_LISTEN = "127.0.0.1:50051"
 
 
 def with_host(address: str) -> str:
@@ -174,7 +175,7 @@ def doctor() -> Parser:
     made.prog = "cloud-server doctor"
     made.description = "Looks at a configuration and this machine as a server would find them, and says what to mend."
     made.epilog = "Exit status: 0 nothing is wrong, 1 something is, 2 wrong command line."
-    made.set_defaults(log_level="error")  # what it finds it prints itself
+    made.set_defaults(log_level="error")  # findings are printed by the command itself
     made.add_argument("--json", action="store_true", help="the findings as JSON")
     return made
 

@@ -120,7 +120,7 @@ class Chain:
             handed = _Step(server, request, part.rest, own, finish, self._limits)
             try:
                 self._steps.submit(contextvars.Context().run, handed.run)
-            except RuntimeError:  # it is closed
+            except RuntimeError:  # the pool is closed
                 error = ServerUnavailable("the server is going away")
                 finish(request, failed_answer(request, error), error)
         return partial(self._withdrawn.put, handed)
@@ -128,7 +128,7 @@ class Chain:
     def give_up(self, rest: Callable[[], Computed]) -> None:
         """As `executor.Onward.give_up`."""
         try:
-            rest()  # outside of a `_Step` no link asks anything
+            rest()  # outside of a `_Step` no link sends anything
         except IsthmusError:
             pass
 
@@ -322,7 +322,7 @@ class _Handed:
             self._ask(self._addresses.pop(0))
         except IsthmusError as error:
             self._end(error)
-        except Exception as error:  # a worker survives everything
+        except Exception as error:  # a worker survives any failure
             log.exception("a request could not be handed on to %s", self._server.name)
             self._end(ServerUnavailable(f"{type(error).__name__}: {error}"))
 
@@ -355,7 +355,7 @@ class _Handed:
         if isinstance(error, ELSEWHERE) and self._addresses and not over and exchange.remaining():
             self._sends += exchange.sends
             log.warning("%s: %s; %s is asked", way.connection.address, error, self._addresses[0])
-            # not here: whoever settles may hold the connection's lock
+            # not in this thread: the caller may hold the connection's lock
             threading.Thread(target=self.ask, name="isthmus-chain-retry", daemon=True).start()
             return
         self._end(error, exchange)
@@ -368,7 +368,7 @@ class _Handed:
         request = self._request
         if error is not None:
             named = type(error)(f"{self._server.name}: {error}")
-            # not by the same id: this part would be computed once more, and its connection has tried long enough
+            # not under the same id: this part would be computed again, and its connection has retried long enough
             self._finish(request, failed_answer(request, named, retry=False), named)
             return
         assert exchange is not None and exchange.reply is not None
@@ -430,7 +430,7 @@ class _Step:
             log.exception("a step could not be handed on to %s", self._server.name)
             error = ServerUnavailable(f"{type(wrong).__name__}: {wrong}")
         if error is not None:
-            # not by the same id: this part would be computed once more, and its connection has tried long enough
+            # not under the same id: this part would be computed again, and its connection has retried long enough
             self._finish(request, failed_answer(request, error, retry=False), error)
             return
         hop, (bytes_up, sends), reply = request.route[0], self._sizes, self._reply
@@ -524,4 +524,4 @@ class _Link:
         try:
             way.connection.submit(exchange)
         except IsthmusError:
-            pass  # it goes away: the session with it
+            pass  # the server is leaving, and the session with it

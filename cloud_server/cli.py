@@ -84,7 +84,7 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
     for address in filter(None, (config.listen, config.rest)):
         check_free(address, config.reuse_port)
-    gc.freeze()  # what is imported stays: the collection below looks at what loading has left
+    gc.freeze()  # imported modules stay: the collection below examines only what loading left
     divided = config.tensor_parallel > 1
     devices = max((placed(entry, config.device, divided=divided) for entry in config.models), key=len)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
@@ -115,7 +115,7 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         )
         if pools:
             pools.on_warm = server.serving
-        # A handler may do only what is safe inside any other call of the main thread; SimpleQueue.put is.
+        # A signal handler may only do what is safe inside any other call of the main thread; SimpleQueue.put is.
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda received, _: signals.put(received))
@@ -123,7 +123,7 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         gc.freeze()
         lifecycle.emit(Stage.BEFORE_RUN, address=config.listen)
         server.start()
-        if pools and not pools.warm:  # all of a pool's have ended meanwhile
+        if pools and not pools.warm:  # all workers of a pool have ended meanwhile
             server.serving(False)
         log.info("%d threads, %d worker%s", threads, workers, " process(es)" if pools else "(s)")
         host = config.listen.rpartition(":")[0]
@@ -139,8 +139,8 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
     abandoned = core.requests.running
     status = OK if drained else CUT_SHORT
     if abandoned or not drained:
-        # A tail still runs, maybe for a client that has left; neither it nor the interpreter's wait for its threads can
-        # be interrupted. Worker processes have been ended.
+        # A tail still runs, perhaps for a client that has left; neither it nor the interpreter's wait for its threads
+        # can be interrupted. Worker processes have been ended.
         logging.shutdown()
         sys.stdout.flush()
         os._exit(status)

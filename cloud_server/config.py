@@ -97,7 +97,7 @@ from shared_hooks.options import option_of
 from shared_hooks.showing import short
 from shared_hooks.tracing import endpoint_of
 
-# How far a server is scaled out by Ray Serve (``--on ray``): the table ``[ray]`` of its file, and ``--replicas``.
+# How a server is scaled out by Ray Serve (``--on ray``): the table ``[ray]`` of its file, and ``--replicas``.
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def _warm_up(table: Table | None) -> WarmUp:
     return WarmUp(tuple(cuts), tuple(sizes))
 
 
-# The next servers of chains: tables ``[next.NAME]``, and servers before this one: ``[trust.NAME]``.
+# The next servers of chains: tables ``[next.NAME]``; and the servers before this one: ``[trust.NAME]``.
 
 
 @dataclass(frozen=True)
@@ -521,7 +521,7 @@ def _limits(table: Table) -> Limits:
     return Limits(**{name: value for name, value in values.items() if value is not None})
 
 
-# What the command line makes of a configuration.
+# What the command line builds from a configuration.
 
 
 def configure(options: argparse.Namespace) -> ServerConfig:

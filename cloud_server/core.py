@@ -73,7 +73,7 @@ class Core:
         self.decoding = Sessions(self.limits)
         self.pace = Pace(self.limits.max_frames_share)
         self.requests = RequestTable(self.limits, self.check_open, self.lifecycle, self._check_new)
-        self._changed = self.requests.changed  # guards draining and sessions, too: nothing comes in beside a drain
+        self._changed = self.requests.changed  # guards draining and sessions, too: nothing is admitted during a drain
         self._draining = False
         self._drained = False
         self._sessions: set[StreamSession] = set()
@@ -107,7 +107,7 @@ class Core:
 
     def engines_for(self, caller: Caller) -> dict[str, Engine]:
         """Return the served models by id, without those that ``caller`` may not use."""
-        known = dict(self.engines.items())  # as they are now
+        known = dict(self.engines.items())  # a snapshot
         return {id: known[id] for id in granted(caller.policy.models, known)}
 
     # Streams
@@ -200,7 +200,7 @@ class Core:
         finally:
             with self._changed:
                 self._probes[account] -= 1
-                self._probes += Counter()  # those at 0 are forgotten
+                self._probes += Counter()  # drops those at 0
 
     def _pay_probe(self, caller: Caller, nbytes: int) -> None:
         """Charge a probe for ``nbytes``, and slow it down while requests wait. Raises QuotaExceeded."""
@@ -252,7 +252,7 @@ class Core:
             return self._line_up(request, request.turn.step, enter, put)
         if not request.is_file:
             return enter()
-        # a process decodes it: no worker waits for that
+        # decoded by another process: no worker waits for it
         deferred = Deferred()
         deferred.before = self._readers.scheduler.add(
             Task(partial(self._read, request, deferred, enter), request.payer)
@@ -307,7 +307,7 @@ class Core:
                 f'{most} requests wait for model "{model}", the limit (max_queue_size); try again later'
             )
 
-    # What lasts too long
+    # Time limits
 
     def _sweep(self) -> None:
         trim = Trim()
@@ -321,7 +321,7 @@ class Core:
             for session in late:
                 session.drop(ServerUnavailable("its place was needed, and the client does not fetch what it is sent"))
 
-    # The end
+    # Shutdown
 
     def drain(self) -> None:
         """Accept no new requests, and inform every client."""

@@ -34,12 +34,12 @@ __all__ = [
 ]
 
 
-# The decoding sessions of a server: opened, stepped, forked and dropped, each by its own client alone.
-# A session counts its steps: each must be the next, so none is computed twice; and one is computed at a time. Whatever
-# is refused leaves it as it was. What has to go (room, idleness, its worker's end) goes by name: the client's next step
-# is given the reason, and the client makes the session again from its steps.
+# The decoding sessions of a server: opened, stepped, forked and dropped, each only by its own client. A session
+# counts its steps: each must be the next, so none is computed twice, and only one is computed at a time. A refused
+# step leaves the session as it was. A session that is evicted (memory, idleness, its worker's end) is remembered by
+# name: the client's next step gets the reason, and the client rebuilds the session from its steps.
 
-# How many decoding sessions there are, what they hold, and which give way. The caller locks.
+# How many decoding sessions there are, what they hold, and which are evicted. The caller locks.
 
 Key = tuple[str, str, int]
 """(account, client id, session id), unique on a server."""
@@ -155,7 +155,7 @@ class SessionQuota:
             own = self.number.of(account, limits.max_sessions_per_account)
             yield "max_sessions_per_account", own, number, False
             yield "max_sessions", self.number, number, False
-        # `of` copies: only where the bound is met
+        # `of` copies, so it is called only where the bound is met
         if self.memory.account(account) + nbytes > limits.max_sessions_bytes_per_account:
             own = self.memory.of(account, limits.max_sessions_bytes_per_account)
             yield "max_sessions_bytes_per_account", own, nbytes, True
@@ -171,7 +171,7 @@ class SessionQuota:
         return Holding(session, session.party, amount, None if session.busy else (session.used,), is_idle)
 
 
-# What a request asks of a decoding session.
+# What a request wants from a decoding session.
 
 MAX_NAME = 1024
 """The maximum length of a layer's name, in characters."""
@@ -382,7 +382,8 @@ class Sessions:
             if step.branch < session.branch:
                 raise StepOutOfOrder(f"step {step.number} of {session} was taken back")
             if step.branch > session.branch and step.number <= session.steps:
-                session.branch, session.steps = step.branch, step.number  # the engine takes its part back by the header
+                # the engine takes its part back, identified by the header
+                session.branch, session.steps = step.branch, step.number
             if step.number != session.steps:
                 raise StepOutOfOrder(f"step {step.number} of {session} came, and its next is {session.steps}")
             if session.nbytes > self._limits.max_session_bytes:
@@ -417,7 +418,7 @@ class Sessions:
             if parent is not None and parent.steps != step.fork_step:
                 raise StepOutOfOrder(f"a copy of {parent} after {step.fork_step} steps: it has done {parent.steps}")
             if parent is not None:
-                parent.busy = True  # nor does it give way
+                parent.busy = True  # nor is it evicted
             try:
                 gone = self._room(party, 1, parent.nbytes if parent else 0)
             except BaseException:
@@ -482,7 +483,7 @@ class Sessions:
         due = [number for number, one in early.items() if not made or session.dropped or not session.is_early(one.step)]
         newest = max(due, key=lambda number: (early[number].step.branch, -early[number].step.number), default=None)
         if newest is not None and not session.dropped and early[newest].step.branch >= session.branch + (not made):
-            due = [newest]  # the others come when it is over
+            due = [newest]  # the others follow when it is done
             session.queued.append(early[newest].step)
         return [early.pop(number) for number in due]
 

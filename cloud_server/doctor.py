@@ -65,7 +65,7 @@ def _tls(config: ServerConfig) -> Iterator[Finding]:
         yield from checks.pair("tls", config.tls.certificate, config.tls.key, server=True)
         if config.tls.client_ca is not None:
             yield from checks.authorities("client ca", config.tls.client_ca)
-        config.tls.read()  # as the server does: what OpenSSL takes, and nothing else, counts
+        config.tls.read()  # as the server does: only what OpenSSL accepts counts
         return
     if is_loopback(config.listen.rpartition(":")[0]):
         yield ok("tls", "none: in the clear, for this machine only")
@@ -133,7 +133,7 @@ def _next(server: NextServer) -> Iterator[Finding]:
     ways = [list(way.way(address, server.credentials)) for address in server.addresses]
     reached = any(all(one.level is not Level.WRONG for one in found) for found in ways)
     for one in [*way.own(server.credentials), *(one for found in ways for one in found)]:
-        # another address of the same server will do
+        # another address of the same server is enough
         level = Level.WARNING if reached and one.level is Level.WRONG else one.level
         yield Finding(level, f"next {server.name}", f"{one.about}: {one.says}", one.mend)
     if server.signer is None:
@@ -169,7 +169,8 @@ def _model(entry: ModelEntry, config: ServerConfig) -> Iterator[Finding]:
         yield warning("model", f"{says}; no example input", mend)
 
 
-# ``cloud-server doctor [CONFIG.toml] [OPTIONS]``: takes what ``cloud-server`` takes, and looks instead of serving.
+# ``cloud-server doctor [CONFIG.toml] [OPTIONS]``: takes the arguments of ``cloud-server``, and checks them instead of
+# serving.
 #
 # Exit status: 0 if nothing is wrong, 1 if anything is, 2 for a wrong command line.
 

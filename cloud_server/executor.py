@@ -165,7 +165,7 @@ class _Step:
         calls = [partial(bounded, one.request, one._taken.begun.run) for one in batch if one._taken is not None]
         try:
             outcomes = batching.run(calls, lambda number: batch[number]._ended)
-        except BaseException as error:  # none of theirs
+        except BaseException as error:  # not caused by these requests
             outcomes = [Outcome(None, error, batch_size=1, meetings=0)] * len(batch)
         for one, outcome in zip(batch, outcomes, strict=True):
             one._outcome = outcome
@@ -315,7 +315,7 @@ class Executor:
             if begun:
                 type(begun[0]).run(begun, self._bounded)
         except (CutRefused, InputMismatch):
-            pass  # they are no batch, and nobody's fault
+            pass  # they do not form a batch, which is no error
         except BaseException as wrong:
             error = wrong
         results = []
@@ -338,7 +338,7 @@ class Executor:
         if not isinstance(request, Request) or request.batching is None or request.crossing is None:
             return False
         try:
-            # meanwhile this worker answers nobody else, as while it rehearses
+            # this worker serves no other request meanwhile, as during a rehearsal
             limited = self._watchdog.limited(self._limits.max_rehearsal_seconds)
             with self._lifecycle.request(request.about), limited, paid_by(*request.party):
                 return request.batching.learn(request.crossing, request.end)
@@ -380,7 +380,7 @@ class Executor:
             answer = computed_answer(request, computed, started_ns, self._load(request.caller, but=request))
         except IsthmusError as error:
             return failed_answer(request, error), error, None
-        except BaseException as error:  # a worker survives everything
+        except BaseException as error:  # a worker survives any failure
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             return failed_answer(request, failure), failure, None
@@ -393,7 +393,7 @@ def _let_go(error: BaseException | None) -> None:
     request, which is freed now instead of by the garbage collector.
     """
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:  # a model may have made a circle of causes
+    while error is not None and id(error) not in seen:  # the causes of a model's exception may form a cycle
         seen.add(id(error))
         error.__traceback__ = None
         error = error.__cause__ or error.__context__

@@ -53,10 +53,9 @@ __all__ = [
 ]
 
 
-# Metrics in Prometheus's text format over HTTP/1.1, on a port of their own.
-# Anybody who reaches the port may read it, so it is on loopback unless another address is given. Whatever comes to it
-# costs little: `MAX_READERS` connections at a time, each with one request of at most 64 KiB a line and `SECONDS` for
-# all it sends; what comes beyond is closed.
+# Metrics in Prometheus's text format over HTTP/1.1, on a port of their own. The page is not authenticated, so it is
+# on loopback unless another address is given. Its cost is bounded: `MAX_READERS` connections at a time, each with one
+# request of at most 64 KiB a line and `SECONDS` for all it sends; further connections are closed.
 
 log = logging.getLogger(__name__)
 
@@ -119,12 +118,13 @@ class _Server(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
+        except BaseException:  # the thread could not be started
             self._places.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # A socket's own time limit starts again with every byte; one who sends a byte a second is closed by the clock.
+        # A socket's own timeout starts again with every byte; a client that sends a byte a second is closed by this
+        # timer.
         clock = threading.Timer(SECONDS, _close, [request])
         clock.daemon = True
         clock.start()
@@ -140,7 +140,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    protocol_version = "HTTP/1.0"  # one request a connection
+    protocol_version = "HTTP/1.0"  # one request per connection
     server_version, sys_version = "isthmus", ""
 
     def do_GET(self) -> None:
@@ -170,10 +170,10 @@ def _close(request: socket.socket) -> None:
         pass
 
 
-# OpenTelemetry traces of a server's requests: spans that go on with the trace of the client's.
-# What a client says of its trace is taken as far as its form goes: garbage is no trace, and the request begins one of
-# its own. A client can join its requests to any trace whose number it knows, its own or not, and say whether it is to
-# be sampled, as with every service that propagates traces; it sees nothing of what is exported.
+# OpenTelemetry traces of a server's requests: spans that continue the client's trace. The trace context of a client
+# is accepted if well-formed; otherwise the request begins a trace of its own. As with every service that propagates
+# traces, a client can join its requests to any trace whose id it knows and decide whether it is sampled; it sees
+# nothing of what is exported.
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -238,16 +238,16 @@ def rows(took: split_pb2.Durations) -> list[tuple[str, int]]:
     ]
 
 
-# What is seen of one server, switched on for as long as it serves.
+# The telemetry of one server, enabled for as long as it serves.
 
-# What requests did and took: a hook of the life cycle that counts where they end.
+# Counts requests and their times: a lifecycle hook called where they end.
 #
 # Names follow Triton's inference server (``nv_inference_request_success``), units and suffixes Prometheus's rules
 # (https://prometheus.io/docs/practices/naming/). No label has a value that a client chose: models are those that are
-# served, errors those of our own tree, bounds those of `cloud_server.limits` and of policies, identities what
-# credentials prove, and of these the first `MAX_IDENTITIES`.
+# served, errors those of our own tree, bounds those of `cloud_server.limits` and of policies, identities those
+# authenticated by credentials, and of these the first `MAX_IDENTITIES`.
 
-# Durations and sizes counted in buckets: prometheus_client's own takes ten times as long to count one.
+# Histograms of durations and sizes: prometheus_client's own takes ten times as long per observation.
 
 BUCKETS: Final = (
     *(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05),
@@ -343,7 +343,7 @@ class RequestCounts(Collector):
         self._refusals: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._joules: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for model in models:  # a line of zeros says more than none
+        for model in models:  # a series of zeros is more informative than none
             self._account(About(0, 0, model_id=model))
 
     # Stages
@@ -383,7 +383,7 @@ class RequestCounts(Collector):
                 self._refusals[met] += 1
             if event.request is None:
                 self._streams[type(event.error).__name__] += 1
-            elif event.request.index < 0:  # it was not taken in, so it does not end either
+            elif event.request.index < 0:  # it was not admitted, so it does not end either
                 self._account(event.request).failures[type(event.error).__name__] += 1
 
     def _account(self, about: About | None) -> _Account:
@@ -403,7 +403,7 @@ class RequestCounts(Collector):
         key = (model if model in self._times else UNKNOWN, identity)
         return self._accounts.setdefault(key, _Account(*key))
 
-    # What is collected
+    # Collectors
 
     def describe(self) -> list[Metric]:
         """Empty: metrics are not announced in advance."""
@@ -461,7 +461,7 @@ class RequestCounts(Collector):
         yield family
 
 
-# How the server stands: read when somebody asks, so that requests pay nothing for it.
+# The state of the server: read when the page is fetched, so that requests pay nothing for it.
 
 LIVE = (State.RECEIVING, State.QUEUED, State.RUNNING)
 TOTALS = {
@@ -574,7 +574,7 @@ def traced(lifecycle: Lifecycle, endpoint: str) -> Iterator[None]:
 @contextmanager
 def counted(core: Core, totals: Mapping[str, Callable[[], int]]) -> Iterator[CollectorRegistry]:
     """Collect the core's metrics, and ``totals``, during the block."""
-    registry = CollectorRegistry()  # of its own: what else the process counts is nobody's business here
+    registry = CollectorRegistry()  # a registry of its own: it does not publish what else the process counts
     counts = RequestCounts(core.engines)
     registry.register(counts)
     registry.register(ServerState(core, totals))

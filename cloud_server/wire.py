@@ -113,7 +113,7 @@ def failed(id: int, error: IsthmusError, retry: bool | None = None) -> split_pb2
 def message(error: BaseException) -> str:
     """Return an error's text, shortened to what a status can carry."""
     text = str(error) or type(error).__name__
-    text = text.encode("utf-8", "replace").decode("utf-8")  # a model's text may hold lone surrogates
+    text = text.encode("utf-8", "replace").decode("utf-8")  # a model's text may contain lone surrogates
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 4] + " ..."
 
 

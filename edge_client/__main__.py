@@ -33,13 +33,13 @@ def _main(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     options.given = {word.partition("=")[0] for word in words if word.startswith("--")}
     options.model_named = "--model" in options.given
-    if isinstance(sys.stdout, TextIOWrapper):  # a file name that cannot be shown as it is must not end a run
+    if isinstance(sys.stdout, TextIOWrapper):  # a file name that cannot be encoded must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     options.stdout = sys.stdout
     common.log_format = getattr(options, "log_format", "console")
     if getattr(options, "no_progress", False):
         quiet_libraries()
-    # JSON is alone on standard output, whatever else is printed, by a model's own code, too.
+    # only JSON is on standard output, whatever else is printed, including by a model's own code
     with redirect_stdout(sys.stderr) if options.json == "-" else nullcontext():
         return _run(options)
 
@@ -79,7 +79,7 @@ def _main_of(name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that goes away is our line to write, not gRPC's
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a lost server is reported by our own line, not by gRPC's
     try:
         from shared_hooks.errors import (
             AccessRefused,
@@ -108,7 +108,8 @@ def _run(options: argparse.Namespace) -> int:
             connection = isinstance(error, (ServerUnavailable, Disagreement, AccessRefused))
             return _complain(f"{error}", common.CONNECTION if connection else common.USAGE)
         except BrokenPipeError:
-            # The reader of our output has left (a pager, head): not worth a word, and nothing can be flushed any more.
+            # The reader of our output has left (a pager, head): this is not reported, and nothing can be flushed any
+            # more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), options.stdout.fileno())
             return common.SOME_FAILED
         except Exception as error:

@@ -40,7 +40,7 @@ __all__ = ["EdgeClient"]
 
 # `EdgeClient` for asyncio.
 
-# One request that a task waits for in a thread, and may want no more at any time.
+# One request that a task awaits in a thread, and may abandon at any time.
 
 WHY = "the task that waited for it was cancelled"
 
@@ -78,7 +78,7 @@ class Held:
                 raise Cancelled(WHY)
 
 
-# Inputs of an asynchronous iterator, one at a time, for the thread that runs heads.
+# The inputs of an asynchronous iterator, one at a time, for the thread that runs heads.
 
 _END: Final = object()
 
@@ -191,7 +191,7 @@ class EdgeClient:
         if self._client is not None:
             await asyncio.to_thread(self._client.close)
         if self._threads is not None:
-            self._threads.shutdown(wait=False)  # what waits for a thread finds the client closed
+            self._threads.shutdown(wait=False)  # threads waiting in the queue find the client closed
 
     async def __aenter__(self) -> EdgeClient:
         try:
@@ -295,7 +295,7 @@ class EdgeClient:
             left.set()
             if fed is not None:
                 fed.stop()
-            for pending in list(under_way):  # what its thread may be waiting for
+            for pending in list(under_way):  # the request that its thread may be waiting for
                 pending.cancel(WHY)
             thread.submit(_close, answers)
             thread.shutdown(wait=False)

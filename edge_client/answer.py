@@ -24,30 +24,30 @@ _SHOWN: Final = 10
 class Answer:
     """The model's output for one input, and what it took."""
 
-    output: Any  # the model's own structure, tensors on the CPU
+    output: Any  # in the model's own structure, tensors on the CPU
     request_id: int
     split: str  # name of the layer after which the model was cut; "input": before the first; or a mode without a cut
     layer_id: int | None  # ... its id; -1 for "input" and for an input file; None for "edge-only"
     times: Times  # rows that add up to `measured_ns`
     layers_edge: Sequence[LayerMetrics]
     layers_cloud: Sequence[LayerMetrics]  # of a chain: the first server's, then those of `parts`
-    bytes_up: int  # header and payload, without the wire's own framing; one sending
+    bytes_up: int  # header and payload of one sending, without the framing of the wire
     bytes_down: int
-    sends: int  # 1, and one more for each time it was sent again
-    measured_ns: int  # from the call to the decoded answer, by two readings of one clock, without what witnesses took
-    finished_ns: int  # the second reading, to continue measuring from (`times.now_ns`); with a witness, after it
-    load: Load | None = None  # how busy the server was; None without a server, or if it does not say
+    sends: int  # 1, and one more for each retry
+    measured_ns: int  # from the call to the decoded answer, by two readings of one clock, without the time of witnesses
+    finished_ns: int  # the second reading, from which measuring continues (`times.now_ns`); with a witness, after it
+    load: Load | None = None  # how busy the server was; None without a server, or if it does not report it
     forward_edge: ForwardMetrics | None = None  # each side's forward as a whole; None without metrics
     forward_cloud: ForwardMetrics | None = None
     observations: Mapping[str, Observations] = field(default_factory=dict)  # "edge", "cloud": what observers found
     transforms: Sequence[str] = ()  # modules whose output is changed: the edge's, then the cloud's
-    compiled: bool = False  # whether the server used a tail that torch.compile has made: last bits may differ
-    batch_size: int = 1  # requests (or steps) that the server computed as one; 1: exact, as the model gives it
-    fallback: str = ""  # why it was answered on the edge, though it was to be split; empty: it was not
-    witness: Witness | None = None  # the comparison with the whole model here; None: it was not compared
-    parts: Sequence[Part] = ()  # of a chain: the servers behind the first one, in order
-    codecs: Sequence[str] = ()  # by name, what each tensor of the frontier travelled with; empty without a cut
-    postprocess: Callable[[Any], Any] | None = field(default=None, compare=False)  # makes `result` of `output`
+    compiled: bool = False  # whether the server used a tail compiled by torch.compile: last bits may differ
+    batch_size: int = 1  # requests (or steps) that the server computed in one batch; 1: exact, as the model computes it
+    fallback: str = ""  # why it was answered on the edge although it was to be split; otherwise empty
+    witness: Witness | None = None  # the comparison with the whole model here; None: not compared
+    parts: Sequence[Part] = ()  # of a chain: the servers after the first one, in order
+    codecs: Sequence[str] = ()  # the codec of each tensor of the frontier, by name; empty without a cut
+    postprocess: Callable[[Any], Any] | None = field(default=None, compare=False)  # computes `result` from `output`
     _result: Any = field(default=_UNKNOWN, init=False, compare=False)
 
     @property
@@ -112,7 +112,7 @@ class Answer:
         )
 
     def __reduce__(self) -> Any:
-        # what makes the result may be somebody's code, which does not travel: the result does
+        # the postprocessing may be the user's code, which is not pickled: its result is
         names = [one.name for one in fields(self) if one.init and one.name != "postprocess"]
         return _answer_of, ({name: getattr(self, name) for name in names}, self.result)
 

@@ -280,7 +280,7 @@ class EdgeClient(ClientCore):
         if cut in (AUTO, CLOUD_FILE) and item is not None and self._reader.is_file(item):
             return self._submit(Path(item) if isinstance(item, str) else item, cut, route, stamps, until, exact=exact)
         if cut == CLOUD_FILE:
-            work_of(item if item is not None else args, cut)  # which says what it takes
+            work_of(item if item is not None else args, cut)  # which checks the type
         call = self._reader.call(args, kwargs)
         if not isinstance(item, torch.Tensor):
             stamps.prepared = now_ns()
@@ -333,7 +333,7 @@ class EdgeClient(ClientCore):
                 made = begin(self, self._auto_options or AutoOptions(), call, prepare=self._inputs_of, file=file)
                 self._auto = made
                 try:
-                    self._refuse_closed()  # while it measured, and `close` found nobody to end
+                    self._refuse_closed()  # while it measured, when `close` found nothing to end
                 except Cancelled:
                     made.close()
                     raise
@@ -441,7 +441,7 @@ class EdgeClient(ClientCore):
             raise SpecError(f'failures={failures!r:.60}: must be "raise" or "return".{near(str(failures), FAILURES)}')
         cut, route = self._cut(split)
         moves = len(self.chain) > 1 and AUTO in (split, self._split if split is None else None)
-        self.until(deadline)  # a wrong one is nobody's failure but the caller's
+        self.until(deadline)  # an invalid deadline is the caller's mistake, not a failed request
 
         named = isinstance(inputs, (str, Path))
         source = several(inputs)
@@ -512,7 +512,7 @@ class EdgeClient(ClientCore):
         Any call of the model in this block is a step of a generation: its first layers run here, the others on the
         server, and each side keeps its part of the state. docs/generation.md; errors: `generation.SplitGenerator`.
         """
-        from edge_client.generation import split_model  # few clients generate
+        from edge_client.generation import split_model  # imported here: few clients generate
 
         with split_model(model, self, cut, answer=answer, codec=codec) as split:
             yield split

@@ -42,7 +42,7 @@ CONNECTION_ERRORS: Final = (
     Disagreement,
     UnknownModel,
     AccessRefused,
-)  # no input's fault: the next would fail, too
+)  # not the input's fault: the next one would fail, too
 
 
 class ClientCore:
@@ -96,7 +96,7 @@ class ClientCore:
         self._fallback = fallback
         self._client_id = uuid.uuid4().hex
         self._opening = threading.RLock()
-        self._ending = threading.Lock()  # taken by the first that closes, and kept
+        self._ending = threading.Lock()  # acquired by the first caller that closes, and kept
         self._greeting = False
         self._connection: Connection | None = None
         self._closed = False
@@ -320,7 +320,7 @@ class ClientCore:
                     otherwise=self._fallback,
                     codec=self._edge_model.codec,
                 )
-                if self.state is State.CLOSED:  # meanwhile, by a thread that found nothing to close
+                if self.state is State.CLOSED:  # closed meanwhile by a thread that found nothing to close
                     self._connection.close()
                     raise Cancelled("the client is closed")
             return self._connection

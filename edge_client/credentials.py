@@ -95,6 +95,6 @@ def read(path: str | Path) -> bytes:
 
 
 def _wrong(text: str) -> SpecError:
-    from shared_hooks.errors import SpecError  # loads torch
+    from shared_hooks.errors import SpecError  # imports torch
 
     return SpecError(text)

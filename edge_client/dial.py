@@ -19,10 +19,10 @@ from edge_client.credentials import Credentials, read
 from edge_client.spoken import either
 from shared_hooks.errors import Disagreement, IsthmusError, NotAuthenticated, SpecError
 
-# Why a connection does not come about, where TLS is the reason: a second handshake, made only to hear it.
+# Why a connection fails, where TLS is the reason: a second handshake, made only for the diagnosis.
 #
 # gRPC reports every failed handshake as UNAVAILABLE, with a text that changes with its version; and its servers close
-# a connection whose certificate they refuse without a word. Python's ssl tells more.
+# a connection whose certificate they refuse without an alert. Python's ssl is more specific.
 
 
 SECONDS: Final = 3.0
@@ -62,7 +62,7 @@ def why_not(server: str, credentials: Credentials) -> IsthmusError | None:
     Disagreement if only one side uses TLS; SpecError for unusable files. None if TLS is not the reason, or without a
     server.
     """
-    # Twice: a server that goes away closes connections, too, and is not there the second time.
+    # Twice: a server that is shutting down closes connections, too, and is gone the second time.
     return _look(server, credentials) and _look(server, credentials)
 
 
@@ -142,7 +142,7 @@ def _after_ours(connection: ssl.SSLSocket, server: str, credentials: Credentials
 
 def context_of(credentials: Credentials) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=None if credentials.ca is None else str(credentials.ca))
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # which gRPC does not ask for either
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # gRPC does not require it either
     context.set_alpn_protocols(["h2"])
     if credentials.certificate is not None and credentials.key is not None:
         context.load_cert_chain(credentials.certificate, credentials.key, password=lambda: "")
@@ -163,7 +163,7 @@ def _closed(server: str, credentials: Credentials) -> NotAuthenticated:
         text = _WANTED
     else:
         ours = {_EXPIRED: _OURS_EXPIRED, _NOT_YET: "this side's certificate is not valid yet"}
-        # gRPC's servers look at nothing else
+        # gRPC's servers check nothing else
         text = ours.get(_verdict_on(credentials.certificate, credentials.key)) or _STRANGE
     return NotAuthenticated(f"{server} refused the connection: {text}")
 
@@ -215,9 +215,9 @@ def dial(
     credentials = credentials or Credentials()
     loopback = is_loopback(server)
     options: list[tuple[str, int | str]] = [
-        # Its own sub-channel: the shared pool would bring back the back-off of an earlier attempt.
+        # Its own sub-channel: the shared pool would inherit the back-off of an earlier attempt.
         ("grpc.use_local_subchannel_pool", 1),
-        # gRPC's retries end silently at 256 KiB and know nothing of ids; requests are sent again by us.
+        # gRPC's retries end silently at 256 KiB and know nothing of ids; requests are retried by us.
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0 if loopback else 1),
         ("grpc.max_receive_message_length", RECEIVED_BYTES),
@@ -279,9 +279,9 @@ def check_address(server: str) -> str:
     """Check ``HOST:PORT`` (``[::1]:PORT`` for IPv6). Raises SpecError."""
     host, colon, port = server.rpartition(":")
     if "/" in host or "," in host:
-        colon = ""  # as http://host:port; several are a chain, where one can be
+        colon = ""  # such as http://host:port; several are a chain, where a chain is possible
     if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        from shared_hooks.errors import SpecError  # loads torch
+        from shared_hooks.errors import SpecError  # imports torch
 
         raise SpecError(f'server "{server}": expected HOST:PORT, such as 192.168.1.20:50051')
     return server

@@ -40,7 +40,7 @@ from shared_hooks.errors import (
 )
 from shared_hooks.tensors import identical
 
-# The way to a server, step by step: its name, TCP, TLS, HTTP/2, gRPC's health. A step that fails ends it.
+# The way to a server, step by step: its name, TCP, TLS, HTTP/2, gRPC's health. The first failure ends it.
 
 
 SECONDS: Final = 5.0
@@ -137,7 +137,7 @@ def _tls(server: str, credentials: Credentials) -> Iterator[Finding]:
         with encrypted_to(_host(server), context, name) as encrypted:
             shown: Any = encrypted.getpeercert() or {}
             version, protocol = encrypted.version(), encrypted.selected_alpn_protocol()
-    except OSError as error:  # it may have gone since
+    except OSError as error:  # it may have left since
         yield wrong("tls", f"{server}: {error}", "look again")
         return
     left = (ssl.cert_time_to_seconds(shown["notAfter"]) - time.time()) / 86400
@@ -242,7 +242,7 @@ def _greeting(client: EdgeClient) -> Iterator[Finding]:
     call = Call(*example)
     try:
         first = client.infer(*call.args, **call.kwargs)
-        answer = client.infer(*call.args, **call.kwargs)  # the first one's tail is worked out for the first time
+        answer = client.infer(*call.args, **call.kwargs)  # the first request rehearses its tail
     except IsthmusError as error:
         yield wrong("request", f"{type(error).__name__}: {error}", _mend(error))
         return

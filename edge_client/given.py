@@ -98,7 +98,7 @@ def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inpu
     spec, device = choice.spec(), choice.set_up()
     call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
     if call is None:
-        resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # a wrong name is to be reported first
+        resolve(spec.factory, spec.folder, f"{spec.origin}: factory")  # so that a wrong name is reported first
         raise SpecError(
             f"{spec.origin}: no example input to plan on; give one with "
             + either("--example 1,3,224,224 or --input", "ModelChoice(..., example='1,3,224,224')")
@@ -125,7 +125,7 @@ def first_readable(spec: ModelSpec, items: Sequence[AnItem]) -> AnItem:
     for item in items:
         try:
             spec.preprocess(item)
-        except Exception:  # whatever a spec's own code raises is reported at the input's place
+        except Exception:  # a spec's own code may raise anything: it is reported with its input
             continue
         return item
     return items[0]
@@ -145,7 +145,7 @@ def cut_for(client: ClientCore, split: str, items: Sequence[Item]) -> int | str:
             try:
                 args, kwargs = client.spec.preprocess(item)
                 client.wrapped.plan(*to_device(args, client.device), **to_device(kwargs, client.device))
-            except Exception:  # whatever preprocessing or the model raises is reported at the input's place
+            except Exception:  # preprocessing and the model may raise anything: it is reported with its input
                 continue
             break
         else:
@@ -183,7 +183,7 @@ def cut_of(text: str, wrapped: WrappedModel, name: str | None = None) -> int | s
         where = f"layer {number}{'' if text in (found.name, str(number)) else f' ({found.name})'}"
         where = f"block {found.name}" if found.is_block else where
         raise CutRefused(f"{called} {text}: the model cannot be cut after {where}: {found.reason}")
-    return found.layer_id if text.isdecimal() else text  # a name stays one: on another path it is elsewhere
+    return found.layer_id if text.isdecimal() else text  # a name is kept as a name: on another path its id differs
 
 
 def _unused(name: str, wrapped: WrappedModel) -> bool:

@@ -109,10 +109,10 @@ def plain(value: Any, where: str) -> Any:
     return value
 
 
-# Keywords that a model takes by its ``**kwargs`` alone, and that were perhaps meant for another name.
+# Keywords that a model accepts only through its ``**kwargs``, and that may be misspelt.
 #
 # ``attention_maks`` goes into the ``**kwargs`` of a model of transformers, and the answer is the unmasked one. What a
-# model takes is never refused: it is logged, once a name.
+# model accepts is never refused: it is logged, once per name.
 
 
 OWN: Final = ("split", "deadline")
@@ -132,7 +132,7 @@ class Swallowed:
     def __init__(self, model: nn.Module, usual: Iterable[str]) -> None:
         try:
             found = list(inspect.signature(model.forward).parameters.values())
-        except (TypeError, ValueError):  # code that is not Python's says nothing
+        except (TypeError, ValueError):  # code that is not Python's has no signature
             found = []
         self._takes_any = any(one.kind is one.VAR_KEYWORD for one in found)
         self._positional = [one.name for one in found if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -157,9 +157,10 @@ class Swallowed:
                 warnings.warn(line, UserWarning, stacklevel=5)
 
 
-# Why a model raised, where its inputs say so: beside what its forward takes, and beside an example that it takes.
+# Why a model raised, where its inputs explain it: compared with its forward's parameters, and with an example that
+# works.
 #
-# Asked only after it raised: models take more than their example shows, and nothing that one takes is ever refused.
+# Called only after it raised: models accept more than their example shows, and what a model accepts is never refused.
 
 
 MOST: Final = 200
@@ -270,7 +271,7 @@ def _by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
 def _signature(model: nn.Module) -> inspect.Signature | None:
     try:
         return inspect.signature(model.forward)
-    except (TypeError, ValueError):  # code that is not Python's says nothing
+    except (TypeError, ValueError):  # code that is not Python's has no signature
         return None
 
 
@@ -294,7 +295,7 @@ def _remedy(value: Any) -> str:
     return ": give a tensor" if isinstance(value, (bool, int, float, list, tuple)) else ""
 
 
-# The arguments of a model's forward: has it room for these, and which constants of the spec go with them?
+# The arguments of a model's forward: does it accept these, and which constants of the spec go with them?
 
 
 class Arguments:
@@ -304,7 +305,7 @@ class Arguments:
         self._constants = constants
         try:
             self._signature: inspect.Signature | None = inspect.signature(model.forward)
-        except (TypeError, ValueError):  # code that is not Python's says nothing
+        except (TypeError, ValueError):  # code that is not Python's has no signature
             self._signature = None
         found = self._signature.parameters.values() if self._signature is not None else ()
         self._positional = [one.name for one in found if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -494,7 +495,7 @@ def _plain(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _keyword(item: Mapping[Any, Any], name: Any) -> Any:
     value = plain(item[name], str(name))
-    if isinstance(value, list) and not isinstance(item, dict):  # as a tokenizer gives them
+    if isinstance(value, list) and not isinstance(item, dict):  # as returned by a tokenizer
         raise InputMismatch(f'{name} is a list of numbers: call the tokenizer (or processor) with return_tensors="pt"')
     return value
 
@@ -508,7 +509,7 @@ def _checked(word: Path | str) -> Path:
         raise InputMismatch(f"{without_password(text)} is a video or a camera: infer_many goes through its frames")
     if path.is_dir():
         raise InputMismatch(f"{text} is a folder: infer_many goes through its files")
-    return path if path.is_file() else find_inputs(path)[0].path  # which says what there is
+    return path if path.is_file() else find_inputs(path)[0].path  # which lists what there is
 
 
 def _wrong(item: Any) -> InputMismatch:

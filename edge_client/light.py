@@ -149,7 +149,7 @@ class Tensor:
     def check(self, array: Any, largest: Mapping[int, int] | None = None) -> Array:
         """Return the array itself, contiguous. ``largest``: limits of variable sizes, by axis. Raises InputMismatch."""
         most = largest or {}
-        found = np.asarray(array, order="C")  # the other way makes one dimension of none
+        found = np.asarray(array, order="C")  # ascontiguousarray would give an array without dimensions one
         fits = len(found.shape) == len(self.shape) and all(
             wanted == size or (wanted == -1 and size <= most.get(axis, size))
             for axis, (size, wanted) in enumerate(zip(found.shape, self.shape, strict=True))
@@ -534,7 +534,7 @@ class LightClient:
             try:
                 where = str(self.heads.folder / file)
                 self._sessions[file] = onnxruntime.InferenceSession(where, self._options(), providers=[self.provider])
-            except Exception as error:  # onnxruntime has no class of its own for all that a file may be
+            except Exception as error:  # onnxruntime has no single class for what a file may contain
                 raise SpecError(f"{self.heads.folder / file} cannot be loaded: {str(error).splitlines()[0]}") from error
         return self._sessions[file]
 
@@ -542,7 +542,7 @@ class LightClient:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what fails is raised
+        options.log_severity_level = 4  # failures are raised
         if self._threads is not None:
             options.intra_op_num_threads = self._threads
         return options

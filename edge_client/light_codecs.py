@@ -74,11 +74,11 @@ def _half(array: Array) -> Coded | None:
     if array.dtype not in (np.float32, np.float64):
         return None
     with np.errstate(over="ignore"):
-        found = array.astype(np.float32).astype(np.float16)  # as PyTorch rounds float64, too: twice
+        found = array.astype(np.float32).astype(np.float16)  # rounded twice, as PyTorch does for float64
     return None if not np.array_equal(np.isinf(found), np.isinf(array)) else (found.tobytes(), [])
 
 
-# "int8" and "int6", as `shared_hooks.codecs.quantised` has it.
+# "int8" and "int6", as in `shared_hooks.codecs.quantised`.
 
 _LEAST, _LEAST_OF_GROUP, _LEAST_OF_TOKEN = 64, 256, 32
 _FAR, _ROUNDS, _RARE = np.float32(10), 3, 256
@@ -191,7 +191,7 @@ def _run(run: Array) -> bytes:
     return bytes([*digits, number]) + (packed if smaller else plain)
 
 
-# A codec that was trained for one cut (`shared_hooks.codecs.learned`): its encoder alone.
+# A codec trained for one cut (`shared_hooks.codecs.learned`): its encoder alone.
 
 LEARNED: Final = "learned:"
 _DIGITS, _BITS, _BLOCK, _AREA = 12, 12, 512, 16
@@ -224,7 +224,7 @@ class Learned:
                     raise ValueError(f"piece {number}: its frequencies are none")
         except OSError as error:
             raise SpecError(f"{path} cannot be read: {error.strerror}") from error
-        except Exception as error:  # safetensors raises an error of its own
+        except Exception as error:  # safetensors raises an error class of its own
             raise SpecError(f"{path} is no learned codec: {error}") from error
         self._tensors = tensors
         plain = numpy.save(tensors, {"isthmus": json.dumps({**known, "provenance": {}}, sort_keys=True)})

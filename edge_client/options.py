@@ -53,7 +53,7 @@ def codec_option(auto: str = "") -> Any:
 
     def codec(text: str) -> str:
         if all(":" in one or one in known for one in (text.split(",") if auto else (text,))):
-            return text  # of several a chain has one for each crossing
+            return text  # a chain has one for each crossing
         listed = f"{', '.join(known)}, learned:FILE, noise:SIGMA"
         raise argparse.ArgumentTypeError(f'"{text}" is not one of {listed}.{near(text, known)}')
 
@@ -130,7 +130,7 @@ class OtherLink:
     rtt: str | None = option(None, "TIME", "such as 30ms")
 
 
-# One of each task, in the order of the docs.
+# One for each task, in the order of the docs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,7 +387,7 @@ class VerifyOptions:
     progress: bool = True
 
 
-# What commands take that are no task.
+# Options of commands that are not tasks.
 
 
 @dataclass(frozen=True, kw_only=True)

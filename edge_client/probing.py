@@ -29,7 +29,7 @@ from shared_hooks.errors import BadFrame, IsthmusError, RemoteError, ServerUnava
 from shared_hooks.profiling.profile import Quartiles
 
 METHOD: Final = "/isthmus.v1.Split/Probe"
-HEADER_BYTES: Final = 1 << 10  # a request's header goes in a frame of its own
+HEADER_BYTES: Final = 1 << 10  # a request's header has a frame of its own
 KEEP_ALIVE: Final = KeepAlive(every=5.0, timeout=10.0)  # a ping waits behind the bytes of a slow link
 
 
@@ -98,7 +98,8 @@ class LinkProber:
                 self._stream = _Stream(self.server, self._chunk_bytes, self._credentials)
             stream = self._stream
             try:
-                if self._closed or stream is None:  # looked at last: `close` may have come before there was a stream
+                # checked last: `close` may have been called before there was a stream
+                if self._closed or stream is None:
                     raise ServerUnavailable(f"the prober of {self.server} is closed")
                 return stream.train(rounds, timeout)
             except BaseException:
@@ -276,13 +277,13 @@ def probe(
                 known[max(kind)] = float(last.total_ns)
         for turn in range(1, REPETITIONS):
             spent = time.monotonic() - began
-            if spent > (seconds if turn >= LEAST else 2 * seconds):  # a slow link: better few rounds than a long wait
+            if spent > (seconds if turn >= LEAST else 2 * seconds):  # a slow link: fewer rounds rather than a long wait
                 break
             for kind in list(found):
                 last = measure(kind)
         asked = {kind: list(rounds) for kind, rounds in found.items()}
-        # A fast link shows in larger rounds only, and one whose bucket forgives all of a small one: what they tell is
-        # to agree with the rounds before. Requests send no such: they are no part of the curve.
+        # A fast link shows only in larger rounds, as does one whose bucket lets a small round pass free: their result
+        # must agree with the rounds before. Requests are never that large: they are not part of the curve.
         size, before, reported = max(nbytes for nbytes, _ in found), Speed(None, None, None), _speed(found, 0)
         while not (reported.ratio <= WIDE and reported.overlaps(before)) and 0 < size < MOST_PROBED:
             left = 1.5 * seconds - (time.monotonic() - began)
@@ -293,7 +294,7 @@ def probe(
                 for _ in range(FEW):
                     for nbytes in (size // 2, size):
                         measure((nbytes, 0))
-            except IsthmusError:  # the server takes no such, or no more
+            except IsthmusError:  # the server refuses the codec, or more requests
                 break
             before, reported = reported, _speed(found, 0)
         if on_progress:

@@ -21,7 +21,7 @@ from typing import Final
 from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import ServerUnavailable, SpecError
 
-# For a process that is killed and can end its children no more: they end by themselves.
+# For a process that is killed and cannot end its children: they end by themselves.
 
 PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 
@@ -40,7 +40,7 @@ def end_with_parent(number: int = signal.SIGTERM) -> Callable[[], None] | None:
 def _end_with(parent: int, number: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent's would be lost with the new program
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it was killed before the line above, and nobody learns of it
+    if os.getppid() != parent:  # the parent was killed before the line above, and no signal will come
         os._exit(128 + number)
 
 
@@ -93,7 +93,7 @@ def local_server(
                 stdout=stdout,
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C reaches the edge only, which then ends its server
+                start_new_session=True,  # Ctrl-C reaches only the edge, which then ends its server
                 preexec_fn=end_with_parent(),
             )
         try:

@@ -122,7 +122,7 @@ def fitted(columns: Sequence[Column], spare: Sequence[str], width: int | None) -
         left = [column for column in left if column.header != out]
 
 
-# What a command found: its rows as a data frame of polars or pandas, as text, as a table in a notebook.
+# The result of a command: its rows as a data frame of polars or pandas, as text, as a table in a notebook.
 
 
 Row = dict[str, Any]
@@ -160,7 +160,8 @@ class Tabular(ABC):
         rows = self.rows()
         frame: pandas.DataFrame = _library("pandas", "pandas").DataFrame(rows)
         whole = [name for name in frame if _whole([row[name] for row in rows])]
-        return frame.astype(dict.fromkeys(whole, "Int64"))  # else a missing one would make numbers of all of them
+        # otherwise a missing value would turn the column into floats
+        return frame.astype(dict.fromkeys(whole, "Int64"))
 
     def __str__(self) -> str:
         return self.text()
@@ -209,7 +210,7 @@ def _cell(column: str, value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    whole = len(str(value)) <= 80 or column == "name"  # which is to be copied
+    whole = len(str(value)) <= 80 or column == "name"  # the name is meant to be copied
     return printable(str(value)) if whole else f"{printable(str(value)[:79])}…"
 
 
@@ -320,7 +321,7 @@ def _attention(record: Record) -> list[str]:
 
 
 def _bytes(value: object) -> str:
-    if not isinstance(value, (int, float)) or not abs(value) < MOST_BYTES:  # nor NaN
+    if not isinstance(value, (int, float)) or not abs(value) < MOST_BYTES:  # NaN, too
         return "-"
     return f"{'-' if value < 0 else ''}{size(abs(round(value)))}"
 
@@ -437,7 +438,7 @@ def progress(what: str, total: int | None, show: bool = True) -> Iterator[Advanc
     elif in_notebook():
         with _notebook_cell(what, total) as advance:
             yield advance
-    elif sys.stderr.isatty() and find_spec("rich") is not None:  # a light client has none
+    elif sys.stderr.isatty() and find_spec("rich") is not None:  # a light client has no progress bar
         with _bar(what, total) as advance:
             yield advance
     else:
@@ -456,7 +457,7 @@ def _plain(what: str, total: int | None) -> Advance:
 
     def advance(text: str, *, done: int | None = None, total: int | None = None, left: float | None = None) -> None:
         nonlocal last
-        unknown = pace.left is None  # until now
+        unknown = pace.left is None  # unknown until now
         pace.step(done, total, left)
         if (unknown and (pace.left or 0) >= PLAIN_EVERY_SECONDS) or time.monotonic() - last >= PLAIN_EVERY_SECONDS:
             last = time.monotonic()
@@ -471,7 +472,7 @@ def _plain(what: str, total: int | None) -> Advance:
 def _bar(what: str, total: int | None) -> Iterator[Advance]:
     from rich.console import Console
 
-    # Lines printed meanwhile go above the bar if they go to the terminal, and straight to their file if not.
+    # Lines printed meanwhile appear above the bar on a terminal, and go straight to their file otherwise.
     with _made(total, Console(stderr=True), redirect_stdout=sys.stdout.isatty(), transient=True) as bar:
         yield _advancing(bar, what, total)
 
@@ -527,7 +528,7 @@ def _made(total: int | None, console: Console, **how: Any) -> Progress:
         *columns[: None if total else 2],
         TimeElapsedColumn(),
         TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
-        # A file name may hold [brackets]. What does not fit is cut off here, and nowhere else.
+        # A file name may contain [brackets]. Long names are truncated here, and nowhere else.
         TextColumn(
             "{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
         ),

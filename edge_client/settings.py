@@ -96,7 +96,7 @@ def chain_of(server: str | Sequence[str] | None) -> tuple[str, ...]:
         return (address_of(server),)
     if not isinstance(server, (list, tuple)) or not server or not all(isinstance(one, str) and one for one in server):
         raise SpecError(f'server: expected "HOST:PORT", or a list of such for a chain, found {server!r:.80}')
-    # those behind the first are whatever the server before them calls them
+    # the server before them has names for those after the first
     return (address_of(server[0]), *server[1:])
 
 

@@ -103,7 +103,7 @@ class Source(ABC):
         self.close()
 
 
-# How many frames were taken, dropped and answered, and how many a second.
+# How many frames were read, dropped and answered, and how many per second.
 
 
 WINDOW_SECONDS: Final = 2.0
@@ -191,7 +191,7 @@ def folder(*paths: str | Path) -> Files:
     A file that is given twice comes twice. One that cannot be read fails at its place. Raises InputMismatch if there is
     none.
     """
-    from shared_hooks.models.inputs import find_inputs  # which loads torch: a camera needs none
+    from shared_hooks.models.inputs import find_inputs  # imports torch, which a camera does not need
 
     return Files(find_inputs(paths, once=False), ", ".join(map(str, paths)))
 
@@ -213,7 +213,7 @@ class Files(Source):
         return iter(self.items)
 
 
-# PyAV, which only videos and cameras need.
+# PyAV, needed only for videos and cameras.
 
 
 def check(what: str) -> None:
@@ -222,7 +222,7 @@ def check(what: str) -> None:
         raise SpecError(f'{what}: videos and cameras need PyAV: pip install "isthmus[video]"')
 
 
-# Frames out of PyAV, and its errors by name.
+# Frames from PyAV, and its errors by name.
 
 
 FILE_FORMATS: Final = (
@@ -265,7 +265,7 @@ def opened(
         if context.width * context.height > MAX_PIXELS:
             size = f"{context.width} x {context.height}"
             raise InputMismatch(f"{name} has pictures of {size} pixels; at most {MAX_PIXELS} are taken")
-        context.options = {"max_pixels": str(MAX_PIXELS)}  # should it change on the way
+        context.options = {"max_pixels": str(MAX_PIXELS)}  # for pictures that grow on the way
         if quick:
             context.thread_type = "SLICE"
             context.options = {**context.options, "flags": "+low_delay"}
@@ -289,11 +289,11 @@ def naming_errors(name: str, timeout: float | None = None, *, opening: bool = Fa
         reason = f"{error.strerror}" + _HINTS.get(error.errno or 0, "")
         ended = isinstance(error, ExitError)
         if ended or isinstance(error, InvalidDataError) or error.errno == errno.EINVAL:
-            # Some of FFmpeg's readers call it bad data when the timeout ends them.
+            # Some of FFmpeg's readers report bad data when the timeout ends them.
             if timeout is not None and (ended or (opening and time.monotonic() - began >= timeout)):
                 reason = f"nothing came within {timeout:g} s"
             elif ended:
-                pass  # by something else: FFmpeg's own words
+                pass  # ended by something else: FFmpeg's own message
             elif name.startswith("/dev/"):
                 reason += "; it may not have this size, rate or pixel format"
             else:
@@ -323,7 +323,7 @@ class ToPixels:
     def __call__(self, frame: VideoFrame) -> Pixels:
         rgb = self._reformatter.reformat(frame, format="rgb24")
         pixels = cast(Pixels, rgb.to_ndarray())
-        if rgb is frame:  # as it came, so the array may be memory of the device
+        if rgb is frame:  # not converted, so the array may be memory of the device
             pixels = pixels.copy()
         turns = round(frame.rotation / 90) % 4
         return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
@@ -362,7 +362,7 @@ class Video(Source):
         if not path.is_file():
             raise InputMismatch(f"{path} is no file")
         check(str(path))
-        from shared_hooks.models.inputs import truth_of  # which loads torch: a camera needs none
+        from shared_hooks.models.inputs import truth_of  # imports torch, which a camera does not need
 
         self._truth = truth_of(path)
         self.first()
@@ -373,7 +373,7 @@ class Video(Source):
             return next(frames)
 
     def _items(self) -> Generator[Frame, None, None]:
-        where = f"file:{self.path}"  # so that a colon in a name is no protocol
+        where = f"file:{self.path}"  # so that a colon in a name is not read as a protocol
         with opened(where, self.name, protocols="file") as (container, stream):
             frames, pixels = container.decode(stream), ToPixels()
             index, end, step = 0, 0.0, 0.0
@@ -393,7 +393,7 @@ class Video(Source):
             if not index:
                 raise InputMismatch(f"{self.name} holds no frame that can be read: truncated?")
             announced = _announced_end(container, stream)
-            # step: none known where there is one picture, which may be shown for any time
+            # no step is known where there is one picture, which may be shown for any time
             if announced is not None and step and end < announced - max(MISSING_SECONDS, MISSING_STEPS * step):
                 raise InputMismatch(
                     f"{self.name} ends after {index} frames, {end:.1f} of {announced:.1f} s: it is truncated or damaged"
@@ -409,10 +409,10 @@ def _announced_end(container: InputContainer, stream: VideoStream) -> float | No
     return None
 
 
-# Frames that come by themselves: read in a thread of its own, which never waits for whoever takes them.
+# Live frames: read in a thread of its own, which never waits for the consumer.
 
 
-# The queue of live frames: so many wait, and the oldest is dropped.
+# The queue of live frames: bounded, dropping the oldest.
 
 T = TypeVar("T")
 
@@ -544,7 +544,7 @@ class Live(Source):
             self._thread.join(LEAVE_SECONDS)
 
     def _items(self) -> Iterator[Frame]:
-        if self._dropped_before is None:  # what went by before anybody asked was not dropped
+        if self._dropped_before is None:  # frames before the first request were not dropped
             self._dropped_before = self._latest.dropped
         while True:
             try:
@@ -571,7 +571,7 @@ class Live(Source):
             self._latest.end()
         except Exception as error:
             self._latest.end(error)
-        except BaseException as error:  # it would end this thread alone, and the taker would wait for ever
+        except BaseException as error:  # an exception would end only this thread, and the consumer would wait forever
             ended = InputMismatch(f"{self.name}: its frames ended by {error!r}")
             ended.__cause__ = error
             self._latest.end(ended)
@@ -670,10 +670,10 @@ def _frames(text: str, name: str, options: Mapping[str, str], timeout: float) ->
     scheme, address, rest = text.partition("://")
     scheme = scheme.lower()
     if address:
-        text = f"{scheme}://{rest}"  # FFmpeg knows them in lower case
+        text = f"{scheme}://{rest}"  # FFmpeg's schemes are in lower case
         options = {"fflags": "nobuffer"}
     if scheme.startswith("rtsp"):
-        options = {**options, "rtsp_transport": "tcp"}  # through any firewall, and nothing is lost on the way
+        options = {**options, "rtsp_transport": "tcp"}  # works through firewalls, and loses no packets
     where = opened(
         text,
         name,
@@ -684,7 +684,7 @@ def _frames(text: str, name: str, options: Mapping[str, str], timeout: float) ->
         timeout=timeout,
         quick=True,
     )
-    # A device's packets are its own memory. None may outlive it, so they stay in there, and only copies come out.
+    # A device's packets are its own memory. None may outlive it, so they stay inside, and only copies are returned.
     with where as (container, stream), closing(_pictures(container, stream, name, timeout)) as pictures:
         yield from pictures
 
@@ -809,7 +809,8 @@ def _videos(word: str) -> list[Path]:
         found = [Path(match) for match in sorted(glob.glob(word, recursive=True))]
     else:
         return [path] if _is_video(path) else []
-    from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES  # which loads torch: a camera needs none
+    # imports torch, which a camera does not need
+    from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES
 
     others = {one.suffix.lower() for one in found} & (IMAGE_SUFFIXES | TENSOR_SUFFIXES)
     return [] if others else [one for one in found if _is_video(one)]

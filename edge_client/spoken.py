@@ -57,11 +57,11 @@ WORDS: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, AUTO, LEAST)
 # Sizes, rates and durations, and a check of seconds.
 
 _SIZES: Final = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_BITS: Final = ("bit", "bit/s", "bps")  # 20mbit, 20 Mbit/s as all output says it, 20Mbps
+_BITS: Final = ("bit", "bit/s", "bps")  # 20mbit, 20 Mbit/s as in our output, 20Mbps
 _RATES: Final = {
     prefix + bit: bytes_ for prefix, bytes_ in (("", 0.125), ("k", 125.0), ("m", 125e3), ("g", 125e6)) for bit in _BITS
 }
-LONGEST_SECONDS: Final = 1_000_000.0  # in milliseconds it fits 32 bits, which is what gRPC has
+LONGEST_SECONDS: Final = 1_000_000.0  # in milliseconds it fits gRPC's 32 bits
 _TIMES: Final = {"us": 1e3, "ms": 1e6, "s": 1e9}
 
 

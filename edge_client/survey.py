@@ -50,10 +50,11 @@ from shared_hooks.profiling.timers import HeadTimer
 from shared_hooks.profiling.timers import Inputs as TimedInputs
 from shared_hooks.showing import short
 
-# What a server takes to decode the codec "basis": asked with real requests, as a server profiles without books.
+# A server's decoding time for the codec "basis": measured with real requests, because a server profiles without
+# codebooks.
 #
-# Each cut that has books gets a few requests of the frontier that profiles are made of, and each answer says how long
-# its decoding took. Nothing else of them is used.
+# Each cut with codebooks gets a few requests with the frontier that profiles are made of, and each answer reports its
+# decoding time. Nothing else of them is used.
 
 
 REQUESTS: Final = 5
@@ -105,7 +106,7 @@ def with_books(
                     continue
                 if measured is not None:
                     found[cut.name] = measured
-    except Disagreement as error:  # a server without this codec, for one
+    except Disagreement as error:  # for example a server without this codec
         warn(f"{Basis.name} is not measured: {error}")
     return replace(cloud, cuts=tuple(_with(cut, found.get(cut.name)) for cut in cloud.cuts))
 
@@ -284,7 +285,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
     with ExitStack() as stack:
         if wanted.choose_threads and loaded.choice.threads is None and wanted.edge_profile is None:
             loaded = stack.enter_context(_threads_chosen(loaded, THREADS_SHARE * wanted.seconds, say))
-        # Files first: what cannot be used is said before anything is measured.
+        # Files first: unusable ones are reported before anything is measured.
         if wanted.codecs is not None:
             wanted.codecs.check(who.weights_hash, who.structure_digest)
         edge = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), wanted, warn)
@@ -300,7 +301,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
             real = stack.enter_context(_RealRequests(loaded, wanted, server, credentials))
             real.ask()
         if edge is None:
-            # A profile rests before each measurement as long as a request waits for the network.
+            # A profile pauses before each measurement as long as a request waits for the network.
             pause = None if server is None else min(LONGEST_PAUSE, round_trip(server, credentials=credentials))
             edge = _measure_edge(loaded, wanted, pause, progress)
         if cloud is None:
@@ -564,7 +565,7 @@ class _RealRequests:
             for name in [*took]:
                 try:
                     took[name].append(float(self._client.request(self._call, name).measured_ns))
-                except (AccessRefused, CutRefused):  # this side may not
+                except (AccessRefused, CutRefused):  # this side may lack permission
                     del took[name]
             if number == 0 and (time.monotonic() - began) * CORRECTION_ROUNDS > self._seconds:
                 took = dict(sorted(took.items(), key=lambda item: item[1])[:3])

@@ -27,7 +27,7 @@ class Traces:
 
     name = "traces"
     built_in = True
-    priority = "HIGHEST"  # what other hooks take at the beginning belongs to the request
+    priority = "HIGHEST"  # anything that other hooks do at the beginning belongs to the request
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         """``provider``: None: the process's own (`opentelemetry.trace.get_tracer_provider`)."""
@@ -51,7 +51,7 @@ class Traces:
         assert about is not None
         with self._lock:
             found = self._open.pop((about.client, about.id), None)
-        if found is None:  # begun before this was mounted
+        if found is None:  # began before this was mounted
             return
         span, began_ns = found
         if answer is None:

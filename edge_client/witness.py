@@ -41,12 +41,12 @@ __all__ = [
 ]
 
 
-# Two outputs of one model on one input: are they the same, and if not, how far apart?
-# Between machines that are alike every bit counts. Between others (another device, processor, release of torch or
-# number of threads) the last bits may rightly differ, and a *tolerance* judges: the largest difference between two
-# fractions, divided by the largest magnitude in its tensor, may be the square root of the coarsest format's machine
-# epsilon, so that half of the digits that the format has agree (`tolerance`). Everything else must be equal there, too:
-# types, shapes, whole numbers, text, and where a tensor holds NaN or infinities.
+# Two outputs of one model on one input: are they equal, and if not, how far apart? On machines of the same kind every
+# bit counts. On others (another device, processor, release of torch or number of threads) the last bits may rightly
+# differ, and a *tolerance* decides: the largest difference between two fractions, divided by the largest magnitude in
+# its tensor, may be the square root of the coarsest format's machine epsilon, so that half of the digits that the
+# format has agree (`tolerance`). Everything else must be equal there, too: types, shapes, whole numbers, text, and
+# where a tensor holds NaN or infinities.
 
 TF32_EPSILON: Final = 2.0**-10
 """The rounding of float32 that cuDNN and cuBLAS may use (a 10-bit mantissa)."""
@@ -58,10 +58,10 @@ class Comparison:
     measure.
     """
 
-    bits: bool  # every bit is the same
+    bits: bool  # every bit is equal
     largest: float
     top1: float | None  # share of rows whose largest value is at the same place; None without such rows
-    what: str  # what was compared, in words
+    what: str  # what was compared, as text
 
     def within(self, tolerance: float) -> bool:
         """Return whether the difference is acceptable between machines that are not alike."""
@@ -135,7 +135,7 @@ def _apart(whole: torch.Tensor, received: torch.Tensor) -> float:
     a, b = a[finite], b[finite]
     apart = float((a - b).abs().max()) if a.numel() else 0.0
     if apart == 0:
-        return 0.0  # another zero's sign, another NaN's bits
+        return 0.0  # another sign of zero, another NaN's bits
     scale = float(a.abs().max())
     return apart / scale if scale else math.inf
 
@@ -154,14 +154,14 @@ def _top1(whole: list[torch.Tensor], received: list[torch.Tensor]) -> float | No
     return None
 
 
-# Witnesses: a share of the split requests is computed whole on this side, too, and the two answers are compared.
-# For those who must be sure. What a witness needs is kept when the request begins (copies of its inputs, the random
-# generators, the model's state); the model runs from that once the answer is there, seen by no observer, and leaves
-# everything as it found it. A difference takes the cut out of use at once, for this client.
+# Witnesses: a share of the split requests is computed whole on this side, too, and the two answers are compared, for
+# users who need certainty. What a witness needs is kept when the request begins (copies of its inputs, the random
+# generators, the model's state); the model runs from that once the answer has arrived, without observers, and leaves
+# everything as it found it. A difference disables the cut at once, for this client.
 
 # What a forward may change, as it is at one moment: random generators, buffers, the Python state of the modules.
 #
-# Written back only where it differs: other threads run the same model, and one without state is not touched.
+# Restored only where it differs: other threads run the same model, and one without state is not touched.
 
 
 class Moment:
@@ -233,15 +233,16 @@ class Witness:
     """The result of comparing one answer with the whole model's."""
 
     same: bool  # nothing differs that may not
-    bits: bool  # every bit is the same
-    exact: bool  # the machines are alike, and every bit counted
+    bits: bool  # every bit is equal
+    exact: bool  # the machines are of the same kind, and every bit counted
     largest: float  # difference, in units of the output's scale (its largest magnitude); 0.0: none
-    tolerance: float  # what that may be; 0.0 where every bit counts
+    tolerance: float  # the allowed difference; 0.0 where every bit counts
     top1: float | None  # share of rows whose largest value is at the same place; None without such rows
-    compared: str  # what was compared, in words
-    ns: int  # what it took, keeping the inputs included; in no row of the request's times
-    finding: str = ""  # what differs, in words
-    received: Any = field(default=None, repr=False, compare=False)  # where not `same`: what came, in place of which
+    compared: str  # what was compared, as text
+    ns: int  # its time, including keeping the inputs; in no row of the request's times
+    finding: str = ""  # what differs, as text
+    # where not `same`: the output received, which was replaced
+    received: Any = field(default=None, repr=False, compare=False)
     # the answer's output is the whole model's
 
     def as_dict(self) -> dict[str, Any]:

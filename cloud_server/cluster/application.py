@@ -112,7 +112,7 @@ class Tails:
         name = serve.get_replica_context().replica_id.to_full_id_str()
         self._replica = Replica(name, [served.engine], config, ray.util.get_node_ip_address())
         gc.collect()
-        gc.freeze()  # the process is this replica's, and what is loaded stays: no collection looks at it again
+        gc.freeze()  # the process belongs to this replica and its model stays loaded: later collections skip it
 
     def place(self, with_metrics: bool = False) -> Mapping[str, Any]:
         """`census.Place`."""
@@ -136,7 +136,7 @@ class Doorway:
         """``stamp``: of its files, for new deployments; ``groups``: handles."""
         front.close()
         self._front = Front(start.config(), RayFinder(groups))
-        # Ray Serve's handles may not be waited for in its event loop, in which this is called.
+        # Ray Serve's handles must not be awaited in its event loop, where this is called.
         with ThreadPoolExecutor(1) as elsewhere:
             elsewhere.submit(self._front.start).result()
 
@@ -226,8 +226,8 @@ def group_names(config: ServerConfig) -> list[str]:
     return names
 
 
-# Where a session's replica is, asked of Ray Serve: its router for sessions (a consistent hash) picks the replica, which
-# says where it listens. One such question opens a stream; what flows on it afterwards does not pass Ray.
+# Finds a session's replica through Ray Serve: its session router (a consistent hash) picks the replica, which returns
+# its address. One such lookup opens a stream; later traffic on that stream does not pass through Ray.
 
 log = logging.getLogger(__name__)
 

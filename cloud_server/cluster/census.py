@@ -78,7 +78,7 @@ class Census:
         places = {group: self._finder.all(group, metrics=False) for group in self._finder.groups}
         before = self._replicas()
         self._heard = frozenset(group for group, found in places.items() if found)
-        # A group of which nothing is heard serves what it served: its next replica will.
+        # A group that does not answer is assumed to serve what it served: its next replica will.
         self._places = {group: found or self._places.get(group, []) for group, found in places.items()}
         self._looked(bool(self._heard), bool(before) and self._replicas() != before)
 
@@ -133,7 +133,7 @@ class Census:
         while not self._closed.wait(LOOK_SECONDS):
             try:
                 self.look()
-            except Exception:  # a look that fails is one of many; who watches must not die of it
+            except Exception:  # one failed look among many; the watching thread must survive it
                 log.exception("the replicas could not be looked at")
 
 

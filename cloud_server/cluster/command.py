@@ -55,7 +55,7 @@ def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
         from ray import serve
 
         from cloud_server.cluster.application import FRONT, Start
-    except ImportError as error:  # Ray alone, without what its Serve needs
+    except ImportError as error:  # Ray alone, without the dependencies of Ray Serve
         raise SpecError(f"{MISSING} ({error})") from error
 
     try:
@@ -95,7 +95,7 @@ def _check_answers(address: str) -> None:
     """Raise SpecError if there is no server at ``HOST:PORT``; Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not (host and port.isdigit()):
-        return  # Ray's other ways to say where
+        return  # Ray's other ways to give an address
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
@@ -120,12 +120,12 @@ def _settle(config: ServerConfig, *, alone: bool) -> None:
             "RAY_AUTH_MODE=disabled: whoever reaches a port of Ray's runs code here. Leave it out (Ray then asks for a "
             "token), or say --insecure if everybody on that network is trusted"
         )
-    # Ray Serve's own log is in files (/tmp/ray/session_latest/logs/serve); ours is on standard error as ever.
+    # Ray Serve's own log is in files (/tmp/ray/session_latest/logs/serve); ours stays on standard error.
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
     if not alone:
         _check_answers(os.environ["RAY_ADDRESS"])
     else:
-        # Ray's name for "one machine, nothing but loopback", which it takes on every system.
+        # Ray's name for "one machine, loopback only", which works on every system.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         check_free(config.listen)
         if config.metrics:
@@ -150,7 +150,7 @@ def _deploy(config: ServerConfig, start: Start) -> None:
         except BaseException as error:
             failed.append(error)
 
-    # serve.run waits for replicas as long as they take; here it has a limit.
+    # serve.run waits for replicas without a limit; here it has one.
     running = threading.Thread(target=run, daemon=True)
     running.start()
     running.join(config.scale.start_seconds)

@@ -29,7 +29,7 @@ from cloud_server.transport import INFERENCE, MAX_WAITING, SERVICE, AuthIntercep
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle
 
-# The replicas' metrics on one page: each line with the replica that said it, and fronts' own beside them.
+# The replicas' metrics on one page: each line labelled with its replica, beside the fronts' own.
 
 
 LABEL = "replica"
@@ -63,9 +63,9 @@ def text(registry: CollectorRegistry) -> str:
     return generate_latest(registry).decode()
 
 
-# A port of Ray Serve's that nobody needs here, closed: each of its replicas listens on every address for calls
-# between deployments by gRPC, and unpickles what comes before it asks for anything, Ray's token included (seen with
-# 2.60: a file opened by a stranger's message). Calls between our deployments go another way.
+# Closes a port of Ray Serve's that is not used here: each of its replicas listens on every address for gRPC calls
+# between deployments, and unpickles the message before it authenticates it, Ray's token included (seen with 2.60: a
+# file opened by a stranger's message). Calls between our deployments use another channel.
 
 
 NAME = "add_port_to_grpc_server"
@@ -128,7 +128,8 @@ class Front:
             config.listen,
             self._auth,
             (SERVICE, INFERENCE),
-            # Who has a place, greets, or sends a request in one message holds a thread; so do `MAX_WAITING`.
+            # A client that has a place, greets, or sends a request in one message holds a thread; so do
+            # `MAX_WAITING`.
             places + 2 * limits.max_clients + MAX_WAITING + SPARE_THREADS,
             limits.max_message_bytes,
             tls,
@@ -161,14 +162,14 @@ class Front:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What the interceptor asks
+    # Called by the interceptor
 
     def check_open(self) -> None:
         """Raise ServerUnavailable while draining."""
         if self._draining:
             raise ServerUnavailable("this front is draining: connect again")
 
-    # The end
+    # Shutdown
 
     def drain(self) -> None:
         """Stop listening, ask every client to leave, and wait until nothing is in progress, at most the drain time."""
@@ -181,7 +182,7 @@ class Front:
         self._calls.tell_all()
         while self._calls.under_way() and time.monotonic() < limit:
             time.sleep(0.05)
-            self._calls.tell_all()  # who was about to greet, too
+            self._calls.tell_all()  # including those about to greet
 
     def close(self) -> None:
         """End the remaining calls."""

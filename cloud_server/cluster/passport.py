@@ -68,7 +68,7 @@ class Passports(Register):
         return True
 
     def check(self, shown: Credentials) -> None:
-        if shown.token != self._hash:  # two hashes: how long that takes tells nothing
+        if shown.token != self._hash:  # comparing two hashes: the time it takes reveals nothing
             raise NotAuthenticated("this is a replica's private port: clients connect to the front")
 
     def caller(self, peer: str, shown: Credentials) -> Caller:
@@ -82,7 +82,7 @@ class Passports(Register):
             raise NotAuthenticated(f"not a passport: {error}") from error
 
 
-# What a server can do on one machine and not behind Ray Serve: refused by name before anything is started.
+# Options that work on one machine and not behind Ray Serve: refused by name before anything is started.
 
 
 COUNTED = ("max_in_flight", "max_bytes", "requests_per_minute", "bytes_per_minute")
@@ -158,8 +158,9 @@ class Uncounted(Register):
         return found
 
 
-# The way between fronts and replicas. Each replica makes a key and a certificate when it starts; fronts are given
-# the certificate by Ray, together with the address, so they know whom they talk to. On loopback all is in the clear.
+# The channel between fronts and replicas. Each replica makes a key and a certificate when it starts; Ray gives fronts
+# the certificate together with the address, so fronts can authenticate replicas. On loopback everything is
+# unencrypted.
 
 
 NAME: Final = "replica.isthmus"
@@ -212,7 +213,7 @@ def channel(place: Place) -> grpc.Channel:
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        # A replica whose machine is gone says nothing: its clients are to hear of it and come back.
+        # A replica whose machine is gone sends nothing: keep-alive lets its clients notice and reconnect.
         ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.ping_timeout_ms", 5_000),

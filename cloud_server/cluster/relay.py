@@ -35,7 +35,7 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable
 from shared_hooks.sharing import Holding, Party, Shares, giving_way
 
-# The calls that a front hands on: how many there may be, who belongs elsewhere, and who is still under way.
+# The calls that a front forwards: their maximum number, which belong elsewhere, and which are in flight.
 
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class ProxiedCalls:
                 there = self._finder.find(stay.group, stay.session).replica
             except ServerUnavailable:
                 stay.silences += 1
-                silent.add(stay.group)  # it may take seconds to say nothing
+                silent.add(stay.group)  # a timeout may take seconds
                 continue
             stay.settled = True
             if there != stay.replica:
@@ -274,7 +274,7 @@ class Relay:
         if not context.add_callback(stay.call.cancel):
             stay.call.cancel()
         try:
-            if stay.refused is not None:  # before there was a call to be cancelled
+            if stay.refused is not None:  # cancelled before there was a call to cancel
                 raise stay.refused
             for data in stay.call:
                 yield from self._sent(stay, data)
@@ -447,7 +447,7 @@ def _words(error: grpc.RpcError) -> str:
     return f"{call.code().name}: {call.details()}"
 
 
-# The Open Inference Protocol's calls by gRPC, handed on: each by itself, to any replica of the model that it names.
+# The Open Inference Protocol's gRPC calls, forwarded one by one to any replica of the model that they name.
 
 
 MAX_FIELDS: Final = 4 * MAX_ENTRIES + 3

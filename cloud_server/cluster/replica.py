@@ -87,7 +87,7 @@ class Replica:
         """
         self._server.drain()
         drained = self.core.wait_idle(self._drain_seconds)
-        # Clients go when they have fetched their answers; a client that asks for nothing leaves when its stream ends.
+        # Clients leave when they have fetched their answers; an idle client leaves when its stream ends.
         if drained:
             self.core.wait_gone(GRACE_SECONDS)
         self.core.drained(drained)

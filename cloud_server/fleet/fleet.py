@@ -24,10 +24,10 @@ from cloud_server.models import Identity, newest_first
 from cloud_server.processes import Trials
 from shared_hooks.errors import Disagreement, IsthmusError, ModelFailed, ServerUnavailable, SpecError, UnknownModel
 
-# Models whose weights are not in memory, and are asked for: loaded again one after the other, by one thread.
+# Evicted models that are wanted again: loaded one after the other, by one thread.
 #
-# Whose loads have taken the least time is served first. After each it rests for as long as it took: no more than half
-# of the time is spent on loading.
+# The one whose loads have taken the least time comes first. After each load the thread rests as long as the load
+# took, so at most half of the time is spent on loading.
 
 log = logging.getLogger("cloud_server")
 
@@ -73,7 +73,7 @@ class Returning:
                 began = time.monotonic()
                 try:
                     done = not version.waiting or self._bring(version, account)
-                except BaseException as error:  # this thread serves everybody
+                except BaseException as error:  # this thread serves all clients
                     log.error("loading a model again", exc_info=error)
                     done = False
                 if done:
@@ -100,13 +100,13 @@ class Returning:
         with self._changed:
             del self._wanted[version]
             if version.waiting and not version.is_resident and not self._closed:
-                self._wanted[version] = account  # asked for again meanwhile
+                self._wanted[version] = account  # wanted again meanwhile
             if len(self._seconds) > ACCOUNTS:
                 self._seconds.clear()
             self._seconds[account] += seconds  # type: ignore[assignment]
 
 
-# What changes between two looks at the operator's files, and what clients hear of it.
+# What changes between two looks at the operator's files, and what clients are sent about it.
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 
@@ -131,7 +131,7 @@ def stamp(entry: ModelEntry) -> Stamp:
         try:
             seen = path.stat()
         except OSError:
-            continue  # loading it says more
+            continue  # loading it reports more
         found.append((str(path), seen.st_ino, seen.st_size, seen.st_mtime_ns))
     return tuple(found)
 
@@ -196,7 +196,7 @@ class Fleet(Mapping[str, Version]):
         self._host = host
         self._read = read
         self._changing = threading.Lock()
-        self._named: dict[str, Version] = {}  # never changed, but replaced by another
+        self._named: dict[str, Version] = {}  # never modified, but replaced
         self._versions: weakref.WeakSet[Version] = weakref.WeakSet()
         self._stamps: dict[str, Stamp] = {}
         self._states: dict[str, tuple[str, str]] = {}
@@ -210,7 +210,7 @@ class Fleet(Mapping[str, Version]):
                 raise SpecError(f'models: two are called "{name}"')
         self._load(entries)
 
-    # As a mapping: what is served
+    # As a mapping: the served models
 
     def __getitem__(self, name: str) -> Version:
         return self._named[name]
@@ -297,10 +297,11 @@ class Fleet(Mapping[str, Version]):
         if not entries:
             return
         names = [entry.spec.model_id for entry in entries]
-        stamps = {entry.spec.model_id: stamp(entry) for entry in entries}  # before: what changes meanwhile has changed
+        # taken before reading, so that a change meanwhile is seen as one
+        stamps = {entry.spec.model_id: stamp(entry) for entry in entries}
         began, states = time.monotonic(), self._states
         self._states = {**states, **{name: ("LOADING", "") for name in names if name not in self._named}}
-        # within bounds one after the other: so no more than one of them is too much for a moment
+        # with a memory bound, one after the other: at most one of them is in excess at a time
         groups = [[entry] for entry in entries] if self._most < NEVER else [entries]
         try:
             for group in groups:

@@ -21,15 +21,15 @@ from shared_hooks.models import pick_device
 from shared_hooks.profiling.machine import kind
 from shared_hooks.sharing import Holding, Party, Shares, giving_way
 
-# Which models give up their weights where others are wanted and memory is full.
+# Which models give up their weights when others are wanted and memory is full.
 #
-# First those that nobody has used for a minute. Then max-min fairness decides, as everywhere
-# (`shared_hooks.sharing`): a model counts for that one of its recent users who holds the least, and who holds the
-# most is evicted first, so a user that asks for ever other models pushes out its own. Who has less, and would have
-# more, waits for its turn. What has just come stays for a multiple of the time that it took to load.
+# First those not used for a minute. Then max-min fairness decides, as elsewhere (`shared_hooks.sharing`): a model
+# counts for the one of its recent users who holds the least, and the user who holds the most is evicted first, so a
+# user that keeps requesting other models pushes out its own. A user who has less and wants more waits for its turn. A
+# model that was just loaded stays for a multiple of its loading time.
 
 
-# Which model on which devices: on each of the server's, or on those that its entry names.
+# Which model runs on which devices: on each of the server's, or on those that its entry names.
 
 
 def devices_of(text: str) -> list[torch.device]:
@@ -160,7 +160,7 @@ def _next(
     holders, shares = _holders(here, device, now), Shares(limit)
     for one in here:
         shares.add(holders[id(one)], one.nbytes[device])
-    for own in (False, True):  # its own only where nobody holds more
+    for own in (False, True):  # evicts its own models only where no other user holds more
         holdings = [
             Holding(one, holders[id(one)], one.nbytes[device], (one.used,), own and holders[id(one)].account == account)
             for one in free

@@ -157,7 +157,7 @@ class Replicated(_Several):
             return engine.profile(warmup, repetitions, seconds, on_progress, codecs)
 
 
-# Parts: what one device computes up to its cut, the next one continues.
+# Parts: each device computes up to its cut, the next one continues.
 
 
 @dataclass
@@ -335,7 +335,7 @@ class _PartedSession:
         for one in reports:
             join_reply(reply, one.reply, one.server, one.cut, bytes_up=one.sent_bytes, took_ns=now - one.began_ns)
             held += one.session_bytes
-        reply.durations.onward_ns = now - reports[0].began_ns if reports else 0  # each waits for those behind it
+        reply.durations.onward_ns = now - reports[0].began_ns if reports else 0  # each waits for the devices after it
         reply.header, reply.payload_bytes = rest.reply.header, rest.nbytes
         return replace(rest, reply=reply, session_bytes=held)
 

@@ -25,7 +25,7 @@ from shared_hooks import Crossing
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 from shared_hooks.modules.manifest import Manifest
 
-# What keeps weights in memory: requests that were put in line while the weights are there, or wait for them.
+# What keeps weights in memory: requests queued while the weights are loaded, or waiting for them.
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Version:
         self._failed: IsthmusError | None = None
         self._manifest: Manifest | None = None
 
-    # Whether it is there
+    # Residency
 
     @property
     def is_resident(self) -> bool:
@@ -253,7 +253,7 @@ class Version:
             parked, self._parked = self._parked, {}
             if home is not None:
                 home.pins += len(parked)
-        for one, put in parked.items():  # without weights it is put to hear why there are none
+        for one, put in parked.items():  # without weights it is queued to get the reason
             if not one.go(partial(Pinned.entered, self, home, put)) and home is not None:
                 self.unpin(home)
 
@@ -284,7 +284,7 @@ class Version:
                 self._leaving = False
             else:
                 self._home, self._leaving = None, False
-        if not gone or self._home is not None:  # it came again meanwhile
+        if not gone or self._home is not None:  # the model was loaded again meanwhile
             self._admit()
             return False
         home.loaded.close(why)
@@ -307,7 +307,7 @@ class Version:
             try:
                 self._manifest = self._engine().manifest()
             except IsthmusError:
-                pass  # requests get the error that it is not there
+                pass  # requests get the error that the model is not loaded
 
     def _close(self, home: Home, why: str) -> None:
         with self._lock:
@@ -351,7 +351,7 @@ class Version:
     def batching(self) -> Batching | None:
         home = self._home
         if home is None or (self._trials is not None and self._trials.refuses(self.identity)):
-            return None  # alone each request is refused or computed by its own cut
+            return None  # alone, each request is refused or computed by its own cut
         return home.loaded.engine.batching
 
     def manifest(self) -> Manifest:

@@ -265,7 +265,7 @@ def _check_input_shapes(query: Query, inputs: Sequence[str], crossing: Crossing)
     except MALFORMED as error:
         raise BadFrame(f"the parameter {SHAPES} is an object: name of the model's input -> shape") from error
     for name, one in zip(inputs, crossing.inputs, strict=True):
-        known = [*one.shape, 2] if one.dtype.is_complex else [*one.shape]  # as it is sent
+        known = [*one.shape, 2] if one.dtype.is_complex else [*one.shape]  # in its form on the wire
         if came.get(name) != known:
             raise InputMismatch(
                 f'the head\'s "{name[:80]}" had the shape {came.get(name)}; this tail computes for {known}'
@@ -401,7 +401,7 @@ def _crossing(example: str, forms: tuple[TensorForm, ...]) -> Crossing:
         plan_digest="",
         cache={},
     )
-    # of other forms no plan was made here
+    # for inputs of other shapes no plan was made here
     return replace(made, plan_digest=known.plan_digest, cache={}) if made.signature == known.signature else made
 
 

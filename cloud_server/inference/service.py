@@ -51,11 +51,11 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 from shared_hooks.tensors import dtype_named
 from shared_hooks.version import __version__
 
-# Memory of what arrives and leaves in one piece: bodies of HTTP, and answers until they are fetched.
+# Memory of messages that arrive and leave in one piece: bodies of HTTP requests, and answers until they are fetched.
 #
-# Natively both go in chunks, which are counted where they are kept. Here a whole message lies in the transport's memory
-# while a slow client sends or fetches it. Beyond the bound requests of the account that holds the most are evicted
-# (`sharing`).
+# The native protocol moves both in chunks, which are counted where they are kept. Here a whole message lies in the
+# transport's memory while a slow client sends or fetches it. Beyond the bound, requests of the account that holds the
+# most are evicted (`sharing`).
 
 
 class Hold:
@@ -134,8 +134,8 @@ class Held:
 
 # One request of the Open Inference Protocol, as a stream of its own in this process.
 #
-# It has one of the server's places (`max_clients`), waits for its account's turn before its message is read, and from
-# then on it is a request like any other: it speaks the native protocol's frames, without the wire.
+# It has one of the server's places (`max_clients`), waits for its account's turn before its message is read, and is
+# then a request like any other: it uses the native protocol's frames, without the wire.
 
 T = TypeVar("T")
 
@@ -157,7 +157,8 @@ class Asking:
         self._session = core.open(caller, brief=True)
         self._session.on_drop = on_drop
         self._id = next(_ids)
-        # one connection is one client, as natively, by a name that nobody else of its account can say
+        # one connection is one client, as in the native protocol, under a name that other clients of its account
+        # cannot guess
         self._client = f"inference {caller.peer} {_SECRET}"
         self._frames = self._session.frames()
         self._answered = False
@@ -171,7 +172,7 @@ class Asking:
         key = (*self.party, self._id)
         if self._answered and kind is None:
             self._session.finish()
-            for _ in self._frames:  # hooks hear that the answer went
+            for _ in self._frames:  # so that hooks see that the answer was sent
                 pass
         self._core.requests.cancel(key)
         self._core.requests.forget([key])
@@ -385,7 +386,7 @@ class Inference:
     def statistics(self, caller: Caller, name: str = "", version: str = "") -> list[dict[str, Any]]:
         """Triton's statistics of a model, or of all that ``caller`` may use. Raises UnknownModel."""
         known = self.core.engines_for(caller)
-        name = self._tail_of(name)[0]  # a tail's requests are its model's
+        name = self._tail_of(name)[0]  # requests of a tail belong to its model
         if version:
             wanted: Iterable[str] = [self.engine(caller, name, version).identity.model_id]
         elif name:
@@ -457,7 +458,7 @@ class Inference:
         if query.parameters.get("sequence_id"):
             raise InputMismatch("sequences are not served: each request stands alone")
         for wanted in (query.outputs, [one.name for one in query.inputs]):
-            if len(set(wanted)) < len(wanted):  # an answer has each output once, so its size is the model's doing
+            if len(set(wanted)) < len(wanted):  # an answer has each output once, so its size depends on the model alone
                 raise InputMismatch("two inputs or two outputs have one name")
         weights = str(query.parameters.get(WEIGHTS, ""))
         identity = self.engine(asking.caller, query.model, query.version, weights).identity

@@ -28,12 +28,12 @@ from shared_hooks.models.images import check_suffix, libraries
 from shared_hooks.state import PythonState
 from shared_hooks.tensors import Structure, dtype_name, flatten, unflatten
 
-# What goes into a model and what comes out, by name: for those who ask without holding it themselves.
+# A model's inputs and outputs by name, for clients that do not have the model.
 #
-# Names are the field's own: parameters of the model's ``forward``, keys and attributes of what it returns. A tensor
-# within a list or tuple has its number after a point (``states.0``); an output without a name is ``output``. Shapes
-# are those of the spec's example, with -1 for a size that may be another: that is tried, by running the model on its
-# example with that size doubled, in all inputs that have it at the same place.
+# Names are the model's own: parameters of its ``forward``, keys and attributes of what it returns. A tensor within a
+# list or tuple has its number after a point (``states.0``); an output without a name is ``output``. Shapes are those
+# of the spec's example, with -1 for a dimension that may vary: this is tried by running the model on its example with
+# that dimension doubled in all inputs that have it at the same place.
 
 
 TRIALS_SECONDS = 1.0
@@ -104,7 +104,8 @@ def _form_of(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[s
         shapes, outputs = _tried(model, structure, tensors)
     except (CutRefused, InputMismatch) as error:
         return {"refused": str(error)}
-    except Exception as error:  # a model's own code may raise anything; who brings a plan is served none the less
+    # a model's own code may raise anything; clients that bring a plan are served all the same
+    except Exception as error:
         return {"refused": f"it fails on its example, beside its plan: {type(error).__name__}: {error}"}
     named = [name for name, node in names.items() if node[0] == "t"]
     inputs = [[name, dtype_name(one.dtype), shape] for name, one, shape in zip(named, tensors, shapes, strict=True)]
@@ -127,12 +128,12 @@ def _tried(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) 
                 wider = [torch.cat([one, one], dim) if n in chosen else one for n, one in enumerate(tensors)]
                 try:
                     again, found = _run(model, structure, wider)
-                except Exception:  # whatever a model raises for a size that it does not take
+                except Exception:  # a model may raise anything for a size that it does not accept
                     continue
                 finally:
                     state.restore()
                 if again != outputs or any(a.dim() != b.dim() for a, b in zip(results, found, strict=True)):
-                    continue  # other outputs: it is not the same question
+                    continue  # other outputs: the request differs
                 for n in chosen:
                     shapes[n][dim] = -1
                 for n, one in enumerate(found):

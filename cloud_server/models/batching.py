@@ -107,7 +107,7 @@ class BatchedTails:
             parts = self._at_one_cut(parts)
             joinable = [one.joinable for one in parts if one.joinable is not None]
             made = self.batches.run([one.brought for one in parts], joinable)
-            wait(self._device)  # the kernels are only launched until here
+            wait(self._device)  # until here the kernels are only launched
         except IsthmusError:
             raise
         except Exception as error:
@@ -179,7 +179,7 @@ class _Begun:
     def end(self) -> Computed:
         assert self.made is not None
         split, lifecycle, output = self.early.layer_name, self._tails.lifecycle, self.made.output
-        # nothing was done for this request alone that hooks could have been called beside
+        # nothing was done for this request alone around which hooks could have been called
         lifecycle.emit(Stage.BEFORE_INJECT, split=split, early=self.early)
         lifecycle.emit(Stage.AFTER_INJECT, split=split)
         lifecycle.emit(Stage.BEFORE_TAIL, split=split)

@@ -127,7 +127,7 @@ class DecodingTails:
                 self._together = Together(self.wrapped.model)
         try:
             if len(calls) == 1 or any(tail.leaves for tail in self._tails.values() if isinstance(tail, OwnTail)):
-                # what each builds for itself they would build for each other
+                # objects that each request creates for itself would be created per batch
                 alone = [self._together.run([call], partial(_renumbered, ended, n))[0] for n, call in enumerate(calls)]
                 self.synchronize()
                 return alone
@@ -234,7 +234,7 @@ class BegunStep:
     def run(self) -> None:
         """Raise ModelFailed with the model's error as cause."""
         try:
-            # Wherever it is interrupted, for its time is over, its session is not used any more.
+            # An interrupted step (its time limit) makes its session unusable.
             with interruptible(), transforms.during(self._tails.wrapped) as changed, self._tails.bringing():
                 if isinstance(self._tail, MiddleSession):
                     begun = self._tail.begin(self._asked, self._tensors)
@@ -246,7 +246,7 @@ class BegunStep:
             raise
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
-        except BaseException as error:  # it came from outside, at any line: nobody knows how far the step got
+        except BaseException as error:  # raised from outside, at any line: how far the step got is unknown
             self._session.lose(f"a step was ended by {type(error).__name__}")
             raise
 

@@ -37,7 +37,7 @@ from shared_hooks.state.agreed import Samples
 from shared_hooks.tensors import held
 from shared_hooks.tensors.staging import room
 
-# What was measured of a tail -> the fields of its reply; each distinct reading and each text travels once.
+# What was measured of a tail -> the fields of its reply; each distinct reading and each text is sent once.
 
 
 STATUS = {
@@ -62,7 +62,7 @@ class Readings:
         if known is None:
             note = self._notes.get(reading.note)
             if note is None:
-                text = reading.note.encode("utf-8", "replace").decode("utf-8")  # protobuf takes no lone surrogates
+                text = reading.note.encode("utf-8", "replace").decode("utf-8")  # protobuf rejects lone surrogates
                 self._reply.notes.append(text if len(text) <= MAX_NOTE else text[: MAX_NOTE - 4] + " ...")
                 note = self._notes[reading.note] = len(self._notes)
             self._reply.readings.append(
@@ -281,7 +281,7 @@ def room_for(nbytes: int, device: torch.device = CPU) -> memoryview:
     """Uninitialised memory for one payload in this process, on its way to ``device``. Raises ServerUnavailable."""
     try:
         return memoryview(room(nbytes, device).numpy())  # type: ignore[arg-type]
-    except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
+    except (MemoryError, RuntimeError) as error:  # torch reports out of memory as RuntimeError
         raise ServerUnavailable(f"no memory for {nbytes} bytes: {error}") from error
 
 
@@ -599,7 +599,7 @@ class WeightsGuard:
         """How often the model was restored: results from before must not be continued."""
         weights = [*model.parameters(), *model.buffers()]
         self._tensors = list(map(held, weights))
-        # what else the model keeps is not in a file of weights
+        # other objects that the model keeps are not in a weights file
         known = set(map(id, weights))
         others = {id(one): one for one in PythonState(model).tensors() if id(one) not in known}
         self._copies = [(one, one.clone()) for one in others.values() if one.layout == torch.strided]
@@ -656,4 +656,4 @@ class WeightsGuard:
         self._look()
         if weights_hash(self._model) != self._hash:
             log.critical("model %s: the loaded weights are not those it was announced with", self._model_id)
-            self._seen = []  # never again equal: nothing is served any more
+            self._seen = []  # matches nothing from now on: no request is served any more

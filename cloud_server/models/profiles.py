@@ -76,11 +76,12 @@ class Profiles:
         self._limits = limits
         self._workers = workers
         self._quotas = quotas
-        self._one = threading.Lock()  # held by who measures
-        self._lock = threading.Lock()  # while places or the kept ones are looked at
+        self._one = threading.Lock()  # held by the measuring thread
+        self._lock = threading.Lock()  # held while places or kept profiles are read
         self._waiting: Counter[str] = Counter()
         self._kept: OrderedDict[_Wanted, bytes] = OrderedDict()
-        self._over = threading.Event()  # whether no worker measures: one whose client has left may be at it still
+        # set while no worker measures: a worker whose client has left may still be measuring
+        self._over = threading.Event()
         self._over.set()
         self._rests_until = 0.0
 
@@ -105,7 +106,7 @@ class Profiles:
                         return
                     yield _progress(0, 0, "waiting for another profile")
                 try:
-                    data = None if request.fresh else self._at_hand(settings)  # it may be what was waited for
+                    data = None if request.fresh else self._at_hand(settings)  # a profile that was waited for may serve
                     if data is None:
                         data = yield from self._measure(engine, settings, caller, wanted)
                         self._keep(settings, data)
@@ -146,7 +147,7 @@ class Profiles:
         finally:
             with self._lock:
                 self._waiting[account] -= 1
-                self._waiting += Counter()  # those at 0 are forgotten
+                self._waiting += Counter()  # drops those at 0
 
     def _check(self, request: split_pb2.ProfileRequest, caller: Caller) -> tuple[Engine, _Wanted]:
         if not caller.policy.profile:
@@ -178,7 +179,7 @@ class Profiles:
             request.seconds or min(20.0, limits.max_profile_seconds),
             tuple(
                 name for name in map(str, request.codecs) if by_wire(name) is not None
-            ),  # a newer client may know others
+            ),  # a newer client may know other fields
         )
 
     def _measure(
@@ -220,14 +221,14 @@ class Profiles:
                 news.put(json.dumps(made, allow_nan=False).encode())
             except IsthmusError as error:
                 news.put(error)
-            except BaseException as error:  # a worker survives everything
-                who = {"account": "profiles"}  # some client's; at most one at a time
+            except BaseException as error:  # a worker survives any failure
+                who = {"account": "profiles"}  # at most one at a time, of any client
                 log.warning("profile of %s", settings.model_id, exc_info=error, extra=who)
                 news.put(ModelFailed(f"{type(error).__name__}: {error}"))
             finally:
                 self._rests_until = 2 * time.monotonic() - began
                 self._over.set()
-                held.get()()  # the weights may go
+                held.get()()  # lets the weights be evicted
             return False
 
         put, residence = partial(self._workers.scheduler.add, Task(measure, payer)), engine.residence

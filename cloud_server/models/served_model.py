@@ -65,10 +65,10 @@ from shared_hooks.tail import Substitutes, payer
 from shared_hooks.tensors import View, flatten, held, tensors_in, unflatten
 from shared_hooks.tensors.staging import wait
 
-# Tails that are run before a model serves: recipes are worked out, kernels chosen, memory touched, at nobody's cost.
+# Tails that run before a model serves: recipes are built, kernels chosen and memory touched, outside of any request.
 #
 # Each is the tail of the spec's example, from a head that runs here, too. What the model writes to its own memory
-# meanwhile is put back, and no hook hears of it: nobody asked.
+# meanwhile is restored, and hooks are not called, for no request is served.
 
 
 def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, origin: str) -> list[EarlyOutput]:
@@ -89,9 +89,9 @@ def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, 
                     early = wrapped.head(cut, *args, **kwargs)
                     wrapped.tail(early)
                     heads.append(early)
-    except Exception as error:  # whatever the model raises for a size that it does not take
+    except Exception as error:  # a model may raise anything for a size that it does not accept
         if wanted == WarmUp() and isinstance(error, IsthmusError):
-            return heads  # nobody asked for it; who cuts there hears the same
+            return heads  # no request is affected; a client that cuts there gets the same error
         why = str(error) if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
         raise SpecError(f"{origin}: warm_up: {why}") from error
     finally:
@@ -125,7 +125,7 @@ def _rows(tensor: torch.Tensor, known: int, wanted: int) -> torch.Tensor:
     return tensor.repeat(-(-wanted // known), *[1] * (tensor.dim() - 1))[:wanted].clone()
 
 
-# `KeptFrames`: symbols of the frames that clients refer to (codec "frames"), each client's its own, within a bound.
+# `KeptFrames`: the symbols of frames that clients refer to (codec "frames"), kept per client, within a bound.
 
 MOST_ELEMENTS = 1 << 28
 """Most elements of the inputs that a part between two cuts is planned on, if the model has no example."""
@@ -187,7 +187,7 @@ class _Piece:
         return 0
 
 
-# What a model's plan, memory and machine say, for clients that ask about it.
+# A model's plan, memory and machine, for clients that ask for them.
 
 
 def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
@@ -197,7 +197,7 @@ def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
     """
     if crossing.plan_digest != plan.digest:
         if branches:
-            return  # another path through the model, taken for this input's data: its layers are its own
+            return  # another path through the model, chosen by this input's data: its layers differ
         raise Disagreement(
             "plan: on inputs of these shapes the client's model ran other operations or layers than this side's, "
             "and it does not branch on data: the code differs"
@@ -218,10 +218,10 @@ def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
         return
     if cut < 0 and name != "input":
         raise Disagreement(f'the request is cut before the first layer, and calls that "{name:.80}"')
-    plan.cutting(cut)  # raises CutRefused where this side would not cut
+    plan.cutting(cut)  # raises CutRefused for a cut that this side refuses
     here = plan.frontier_bytes(cut)
-    # A client that knows more paths through the model than this plan sends what those read, too, but never less;
-    # before the first layer, who knows nothing of the model sends all inputs.
+    # A client that knows more paths through the model than this plan also sends what those read, but never less;
+    # before the first layer, a client that does not know the model sends all inputs.
     may_be_more = branches or cut < 0
     if crossing.payload_bytes < here or (crossing.payload_bytes > here and not may_be_more):
         raise Disagreement(
@@ -484,7 +484,7 @@ class ServedModel:
         if end is not None:
             self._check_inputs(crossing)
         self._check_part(crossing.name if crossing.layer_id >= 0 else INPUT, end)
-        self.check_cut(crossing)  # it may have been admitted while no model was there to ask
+        self.check_cut(crossing)  # it may have been admitted while the model was not loaded
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
         bound = crossing.bound_to(self._frames.of(payer.get(), crossing.digest)) if crossing.books else None
@@ -547,7 +547,7 @@ class ServedModel:
         started = time.perf_counter_ns()
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
-        # what an input is called is the model's affair: it may be called "end"
+        # inputs may have any name: one may be called "end"
         run = partial(self._whole if end is None else partial(self._wrapped.head, end.cut), *args, **kwargs)
         decode_ns = read_ns + time.perf_counter_ns() - started
         return self._run(run, decode_ns, want_metrics, end, of_file=True)
@@ -626,9 +626,9 @@ class ServedModel:
                 output = run()
                 names = changed()
             returned = time.perf_counter_ns()
-            wait(self._device)  # the kernels are only launched until here
+            wait(self._device)  # until here the kernels are only launched
         except PlanMismatch:
-            self._guard.mend()  # it may say that this very request has written: the client is to plan again
+            self._guard.mend()  # may report that this very request wrote: the client then plans again
             raise
         except IsthmusError:
             raise
@@ -638,7 +638,7 @@ class ServedModel:
             self._wrapped.measure(True)
             self._guard.check()
         computed = time.perf_counter_ns()
-        durations = self._wrapped.durations()  # before more hooks, which may run the model
+        durations = self._wrapped.durations()  # before further hooks, which may run the model
         layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()
         forward = self._wrapped.get_forward_metrics() if want_metrics else None
         if of_file:

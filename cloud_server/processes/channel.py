@@ -28,18 +28,17 @@ from shared_hooks import Crossing
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.lifecycle import About
 
-# The memory in which payloads lie: one file without a name, mapped once by the server and by every worker.
+# The shared memory for payloads: one file without a name, mapped once by the server and by every worker.
 #
-# A named segment would need /dev/shm, which has 64 MB in a container. The file is as large as all that limits allow
-# at a time and takes only the pages that are touched. A block is taken from the lowest free place, so the same pages
-# are used again and again, and faults are paid once; what lies beyond `KEPT_BYTES` goes back to the system when it is
-# free.
+# A named segment would need /dev/shm, which has 64 MB in a container. The file is as large as the sum of what the
+# limits allow and occupies only the pages that are touched. A block is taken from the lowest free place, so the same
+# pages are reused and page faults are paid once; free memory beyond `KEPT_BYTES` returns to the system.
 
 
 KEPT_BYTES = 64 << 20
 """Free memory that stays mapped, in whole pages from the start of the file."""
 
-_MADV_REMOVE = getattr(mmap, "MADV_REMOVE", None)  # Linux
+_MADV_REMOVE = getattr(mmap, "MADV_REMOVE", None)  # Linux only
 
 
 class Ranges:
@@ -163,10 +162,10 @@ def _pages(nbytes: int) -> int:
 
 def _file(nbytes: int) -> int:
     if hasattr(os, "memfd_create"):
-        # by another name than clients' areas: one who claimed this file would be given others' payloads
+        # not named like clients' areas: a client that claimed this file would be given other clients' payloads
         fd = os.memfd_create("payloads", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, nbytes)
-        # A worker that made it shorter would end the server at its next touch.
+        # A worker that shrank it would crash the server at its next access.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         return fd
@@ -245,7 +244,7 @@ class Channel:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other side was first
+            pass  # the other side did it first
 
     def close(self) -> None:
         """Close the socket. Nobody may be receiving any more."""
@@ -253,7 +252,7 @@ class Channel:
         self._socket.close()
 
 
-# What a worker is asked for.
+# The messages to a worker.
 
 
 @dataclass(frozen=True)
@@ -288,7 +287,7 @@ class Task:
         found = {
             "do": "compute" if self.crossing is not None else "file",
             "model": self.model_id,
-            # with the account, on which the log lines count that a model writes there
+            # with the account, to which log lines attribute a model's writes
             "about": [about.id, about.index, about.total, about.model_id, about.client, about.identity, about.account],
             "account": self.account,
             "metrics": self.want_metrics,

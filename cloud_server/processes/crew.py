@@ -47,8 +47,8 @@ class Crew:
         self._limits = limits
         self._memory = memory
         self._changed = threading.Condition()
-        self._workers: list[WorkerProcess] = []  # changed by the watching thread alone
-        self._idle: list[WorkerProcess] = []  # the last used is taken first: its caches are warm
+        self._workers: list[WorkerProcess] = []  # changed only by the watching thread
+        self._idle: list[WorkerProcess] = []  # the most recently used is taken first: its caches are warm
         self._number = 0
         self._failures = 0
         """The number of consecutive workers that could not serve."""
@@ -186,7 +186,7 @@ class Crew:
         if worker.gone:
             with self._changed:
                 if worker.state is State.BUSY:
-                    return  # the next request finds out at once, and lets go of it
+                    return  # the next request notices at once, and releases it
                 if worker in self._idle:
                     self._idle.remove(worker)
                 self._workers.remove(worker)
@@ -224,7 +224,7 @@ class Crew:
                 text = "it serves other models than those announced: files have changed, tell the server (SIGHUP)"
                 raise Disagreement(text)
         except (Lost, TimeoutError):
-            if not worker.buried(1.0):  # else it has ended by itself, and its status says how
+            if not worker.buried(1.0):  # otherwise it has ended by itself, and its status has the reason
                 worker.kill("said nothing that makes sense, and was ended")
             return
         except IsthmusError as error:
@@ -271,7 +271,7 @@ class Crew:
             self._number += 1
             try:
                 worker = WorkerProcess(self._number, self._words, self._memory, self._share)
-            except (OSError, ServerUnavailable) as error:  # no process, or no place in shared memory
+            except (OSError, ServerUnavailable) as error:  # no process could be started, or no shared memory is left
                 log.error("no worker can be started: %s", error)
                 self._start_at = time.monotonic() + BACK_OFF[1]
                 break
@@ -306,7 +306,7 @@ class Crew:
                 worker.buried(END_SECONDS)
             with self._changed:
                 busy = worker.state is State.BUSY
-            if not busy:  # else the next request closes it
+            if not busy:  # otherwise the next request closes it
                 worker.close()
         os.close(self._wake_end)
         os.close(self._wake)

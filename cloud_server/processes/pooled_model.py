@@ -45,13 +45,13 @@ from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.modules.manifest import Manifest, decode
 from shared_hooks.tail import payer
 
-# Requests, each in whichever worker is idle, and what becomes of those whose worker ends under them.
+# Requests, each in whichever worker is idle, and what happens when a worker dies.
 #
-# Such a request runs once more in another worker, and as often as one ends before it has begun with it. If a tail had
-# begun to write to its payload, the next one finds a wrong checksum; then the client is asked to send it again. Two
-# deaths are enough: it fails with `WorkerLost`.
+# Such a request is run again in another worker, as often as a worker dies before it has begun with it. If a tail had
+# begun to write to its payload, the next worker finds a wrong checksum, and the client is asked to send it again.
+# After two deaths it fails with `WorkerLost`.
 
-# Who has ended workers lately: a request that crashes one costs its sender nothing, and the server a start.
+# Which accounts crashed workers lately: crashing one costs the sender nothing, and the server a process start.
 
 MINUTE = 60.0
 
@@ -211,7 +211,7 @@ class Pool:
             text = f"the model computed for more than {self._patience:g} s without coming back to Python"
             raise TooLarge(text) from None
         except BaseException as error:
-            # It is gone. Or something went wrong here: nobody knows what it will say next.
+            # The worker is gone, or something failed here: what it would send next is unknown.
             self.crew.lost(worker, f"was ended after {type(error).__name__}: {error}")
             if worker.has_begun and worker.has_crashed:
                 self._crashes.add(account)

@@ -58,7 +58,7 @@ class Sessions:
         """Make the session's next step. Raises SessionLost, and as `EngineSession.step`."""
         if number not in self._open:
             raise SessionLost("its worker process does not have it")
-        # A session may keep what it was sent for as long as it lives, and shared memory is for what is on its way.
+        # A session may keep what it was sent for as long as it lives, and shared memory is for data in transit.
         own = memoryview(torch.empty(len(payload), dtype=torch.uint8).numpy())  # type: ignore[arg-type]
         own[:] = payload
         return self._open[number].step(header, own)
@@ -87,7 +87,7 @@ class Ranks:
         self.device = device if on_host else torch.device(device.type, rank)
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
         if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are of one machine
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on one machine
         found = dist.FileStore(str(store), size)  # type: ignore[attr-defined]
         backend = "gloo" if on_host else f"cpu:gloo,{device.type}:nccl"
         dist.init_process_group(backend, store=found, rank=rank, world_size=size)
@@ -154,7 +154,7 @@ class LedSessions(Sessions):
             self._ranks.broadcast((name, arguments))
             result, error = _called(super(), name, arguments)
             alike = self._ranks.agree(error)
-        except BaseException as wrong:  # also an interruption: the others are at another place now
+        except BaseException as wrong:  # also for an interruption: the other ranks are at another step now
             _end(f"a step of a model in several processes was ended by {type(wrong).__name__}: {wrong}")
         if not alike:
             _end(f"the processes of a model disagree on a step ({error or 'no error here'})")
@@ -179,7 +179,7 @@ def start(program: Callable[[int, Path], object], size: int, device: torch.devic
     """Make this process rank 0 of ``size``, and start the others: each runs ``program`` with its rank, and the file
     through which they meet.
     """
-    if hasattr(os, "memfd_create"):  # is gone with this process, however it ends
+    if hasattr(os, "memfd_create"):  # ends with this process, however it ends
         store = Path(f"/proc/{os.getpid()}/fd/{os.memfd_create('isthmus-ranks')}")
     else:
         store = Path(tempfile.mkdtemp(), "isthmus-ranks")

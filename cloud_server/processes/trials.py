@@ -41,7 +41,7 @@ from shared_hooks.version import __version__
 
 # The program of a trial: every cut of one model, its tail run on a copy that never ran before.
 #
-# It prints a line of JSON for each cut, and ends. What it may take of time and memory is bounded here.
+# It prints a line of JSON for each cut and exits. Its time and memory are bounded here.
 
 
 def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes: int, server: int) -> int:
@@ -52,7 +52,7 @@ def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes
     """
     die_with(server)
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the model prints is none of the answer
+    os.dup2(2, 1)  # output printed by the model is not part of the result
     _bounded(seconds, nbytes)
     torch.set_num_threads(1)
     try:
@@ -75,16 +75,16 @@ def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes
             check = partial(wrapped.verify, *args, on_cut=report, cold=make, first=first, **kwargs)
             try:
                 check(processes=True)
-            except ModelFailed:  # its answer is nothing that goes from one process to another
+            except ModelFailed:  # its answer cannot be sent from one process to another
                 check()
-    except Exception as error:  # the model's own, too: the server goes by what was printed
+    except Exception as error:  # including the model's own; the server reads only what was printed
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _bounded(seconds: float, nbytes: int) -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not available on every system
         import resource
 
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
@@ -255,7 +255,7 @@ class Trials:
             return {}
 
     def _write(self, digest: str, found: dict[str, str]) -> None:
-        # a folder that cannot be written to costs a trial at the next start
+        # if the folder cannot be written to, the trial is repeated at the next start
         with contextlib.suppress(OSError, SpecError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_json(self._folder / f"{digest}.json", found)

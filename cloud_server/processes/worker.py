@@ -99,7 +99,7 @@ def main(
     try:
         Worker(config, models, channel, mapping, begun, shards).serve()
     except Lost:
-        pass  # the server has ended, or wants no more of this worker
+        pass  # the server has ended, or dismissed this worker
     if shards is not None:
         shards.close()
     return 0
@@ -121,7 +121,7 @@ def _belong_to(process: int) -> None:
     """End with that process, the parent, and leave signals to the server."""
     die_with(process)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Both reach every process of a terminal or a unit; it is the server that drains, or reloads, and hangs up.
+        # Both signals reach every process of a terminal or a unit; draining and reloading are the server's job.
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
 
@@ -133,7 +133,7 @@ def _loaded(
 
     ``join`` is called with the number of processes and a device. Raises SpecError, and as `ServedModel`.
     """
-    gc.freeze()  # what is imported stays: the collection below looks at what loading has left
+    gc.freeze()  # imported modules stay: the collection below examines only what loading left
     options = parser().parse_args(words)
     bounds = show(options.log_level, options.log_format)
     config = configure(options)
@@ -147,7 +147,7 @@ def _loaded(
     limits = config.limits.rehearsals(), config.limits.files(), config.limits.max_frames_bytes
     models = [ServedModel(entry, device, config.lifecycle, *limits, shards=shards) for entry in entries]
     gc.collect()
-    gc.freeze()  # what is loaded stays: no collection looks at it again
+    gc.freeze()  # the model stays loaded: later collections skip it
     return config, {one.identity.model_id: one for one in models}, shards
 
 
@@ -169,7 +169,7 @@ def die_with(server: int) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # it was faster
+    if os.getppid() != server:  # the server died before prctl took effect
         os._exit(1)
 
 
@@ -335,11 +335,11 @@ class Worker:
         if known is None:
             self._say({"is": "cut?"})
             _, (data,) = self._channel.receive()
-            known = decode(data, self._limits.max_request_bytes, remember=False)  # checked by the server
+            known = decode(data, self._limits.max_request_bytes, remember=False)  # checked by the server already
             self._crossings.put(digest, known, decoded_bytes(data) + known.working_bytes, SERVER)
         return known
 
-    # What is answered with bytes
+    # Messages answered with bytes
 
     def _tell(self, head: dict[str, Any]) -> None:
         try:

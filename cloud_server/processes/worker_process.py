@@ -75,9 +75,9 @@ HELLO_SECONDS = 10.0
 
 class State(Enum):
     STARTING = "starting"  # loads its models
-    IDLE = "idle"  # warm, and asked nothing
+    IDLE = "idle"  # warm, and without a request
     BUSY = "busy"  # has a request, or a profile
-    ENDED = "ended"  # its process is gone, or about to be
+    ENDED = "ended"  # its process has ended, or is about to
 
 
 class RemoteCause(Exception):
@@ -135,7 +135,7 @@ class WorkerProcess:
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
 
-    # Asked by whoever has it
+    # Called by the holder of the worker
 
     def identities(self) -> list[Identity]:
         """Wait until it is warm; returns what it serves. Raises Lost, TimeoutError, and the error of its start."""
@@ -156,7 +156,7 @@ class WorkerProcess:
         payload, room = task.payload, memoryview(b"")
         start = self._memory.mapping.offset(payload) if payload.nbytes else 0
         if payload.nbytes:
-            self._kept[start] = payload  # nobody else's before the worker has said so, or is dead
+            self._kept[start] = payload  # stays reserved until the worker has answered, or is dead
         asked = {**self._asking(task), "at": start, "bytes": payload.nbytes}
         more = () if not isinstance(task, RestTask) or task.answered is None else (task.answered[1],)
         self.channel.send(asked, task.header, *more, seconds=seconds)
@@ -196,7 +196,7 @@ class WorkerProcess:
             try:
                 self.channel.send({"do": "forget", "number": self._asked, "closed": self._forgotten()}, seconds=1.0)
             except (Lost, TimeoutError):
-                pass  # it has ended, which whoever asks it next finds out
+                pass  # it has ended; the next caller notices
 
     def ask(self, task: ProfileTask | ManifestTask | SessionTask, seconds: float, on_progress: Progress) -> bytes:
         """As `run`, for an answer that is bytes; ``seconds``: between two progress messages.
@@ -265,7 +265,7 @@ class WorkerProcess:
                 return block[begin : begin + nbytes]
         raise ValueError("an answer that lies in nobody's memory")
 
-    # Watched by the pool
+    # Called by the watching pool
 
     @property
     def has_news(self) -> bool:

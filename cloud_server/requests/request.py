@@ -23,7 +23,7 @@ from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, TooLarge
 from shared_hooks.lifecycle import About
 from shared_hooks.sharing import Party
 
-# An answer to a request: its result or its failure, and whose it is.
+# The answer to a request: its result or its failure, and its request.
 
 
 Key = tuple[str, str, int]
@@ -61,7 +61,7 @@ OVERHEAD = 1 << 10
 """The bytes that an answer takes besides its content."""
 
 
-# Where answers go: what requests and their table need to know of a stream.
+# Where answers go: the part of a stream that requests and their table need.
 
 
 class Outlet(Protocol):
@@ -128,9 +128,9 @@ class Readable(Protocol):
 
 class State(Enum):
     RECEIVING = "receiving"  # announced; its payload is still arriving
-    QUEUED = "queued"  # complete, waits for a worker
-    RUNNING = "running"  # its tail is being computed; nothing can interrupt that
-    HANDED_ON = "handed on"  # its part is computed, and the next server of its chain is asked for the rest
+    QUEUED = "queued"  # complete, waiting for a worker
+    RUNNING = "running"  # its tail is being computed, which cannot be interrupted
+    HANDED_ON = "handed on"  # its part is computed, and the next server of its chain computes the rest
     OVER = "over"  # answered, failed, cancelled or abandoned
 
 
@@ -206,7 +206,7 @@ class Request:
 
     def read(self, source: Readable, offset: int) -> None:
         """Read the whole payload. Raises BadFrame if there is less."""
-        if (payload := self.payload).nbytes:  # else it is over already
+        if (payload := self.payload).nbytes:  # otherwise it has ended already
             source.read(offset, payload)
             self._received = payload.nbytes
 
@@ -214,7 +214,7 @@ class Request:
         """Append the next chunk; returns whether it was the last. Raises BadFrame for gaps and overruns."""
         payload, due, nbytes = self.payload, self._received, chunk.nbytes
         if not payload.nbytes:
-            return False  # it is over since the caller looked; the next chunk finds that out
+            return False  # it has ended since the caller looked; the next chunk reports that
         if chunk.offset != due:
             raise BadFrame(
                 f"chunk at offset {chunk.offset}, where {due} was due: chunks come in order and without gaps"
@@ -284,19 +284,19 @@ class Request:
     def read_file(self, max_bytes: int) -> None:
         """Decode the input file, if that needs no worker; an error is reported when the request is computed."""
         if not self.payload.nbytes:
-            return  # it is over
+            return  # it has ended
         began = time.perf_counter_ns()
         try:
             self._read = self.engine.read_file(self.suffix, self.header, self.payload, max_bytes)
         except IsthmusError as error:
             self._unread = error
-        except Exception as error:  # its payload is gone: nobody waits for it
+        except Exception as error:  # its payload was released: the request is no longer waited for
             self._unread = ModelFailed(f"{type(error).__name__}: {error}")
         self.read_ns = time.perf_counter_ns() - began
 
     def compute(self, max_bytes: int) -> Computed:
         """Compute the engine's answer to the complete payload. ``max_bytes``: the limit of a decoded file."""
-        inexact.set(self.together)  # of this thread, which computes one request after the other
+        inexact.set(self.together)  # belongs to this thread, which computes one request after the other
         if not self.observers:
             return self._compute(max_bytes)
         with self.engine.observing(self.observers) as found:

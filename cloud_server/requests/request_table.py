@@ -191,7 +191,7 @@ class AnswerStore:
         bound = "max_answers" if shares is self._numbers else "max_answer_bytes"
         why = f"the server keeps answers up to its limit ({bound}), and this client has most of them: fetch them sooner"
         fullest = shares.fullest()
-        if fullest not in self._of:  # all that it has is the one that is being put
+        if fullest not in self._of:  # all it holds is the request being queued
             fullest = max(self._of, key=lambda party: (shares.account(party.account), shares.client(party)))
         mine = [self._kept[key] for key in self._of[fullest]]
         for kept in mine:
@@ -234,7 +234,7 @@ class AnswerStore:
             del self._of[party]
 
 
-# Whether there is room for one more request, and which others make some.
+# Whether there is room for one more request, and which requests are evicted to make room.
 
 
 class Room:
@@ -334,7 +334,7 @@ class _Locked:
         table = self._table
         ended, table.ended = table.ended, []
         table.lock.release()
-        for request, error in ended:  # also where the block raises after one has ended
+        for request, error in ended:  # also if the block raises after one has ended
             table.hear(request, error)
 
 
@@ -413,7 +413,7 @@ class RequestTable:
         outlet = request.outlet
         assert outlet is not None
         with self._locked:
-            if outlet.is_over:  # it left while its frames were taken, and `left` may have been here already
+            if outlet.is_over:  # it left while its frames were taken, and `left` may already have been called
                 raise Cancelled("its stream ended")
             known = self._live.get(request.key)
             answer = self._answers.get(request.key)
@@ -431,7 +431,7 @@ class RequestTable:
                     return False
                 if known.outlet is outlet:
                     raise BadFrame(f"request {request.id} was announced again before its payload was complete")
-                # the client came back before the old stream was seen to be dead
+                # the client reconnected before the old stream was seen to be dead
                 self._end(known, Cancelled("it was announced again on another stream"))
             self._check_open()
             gone = self._room.make(request, outlet.undelivered, self._live.values())
@@ -488,7 +488,7 @@ class RequestTable:
                 return False
             request.state = State.HANDED_ON
             leave_line, request.leave_line = request.leave_line, lambda: None
-        leave_line()  # nothing of it needs the model any more
+        leave_line()  # the request no longer needs the model
         leave = send()
         with self.lock:
             if request.state is not State.OVER:
@@ -505,13 +505,13 @@ class RequestTable:
             answer = failed_answer(request, error)
         with self._locked:
             outlet = request.outlet
-            if request.state is State.OVER:  # cancelled, or too late, while another server had it
+            if request.state is State.OVER:  # cancelled or expired while another server had it
                 return
             if request.cancelled:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
                 return
             self._end(request, error)
-            if answer.failed is None or not answer.failed.retry:  # else it is asked again, by the same id
+            if answer.failed is None or not answer.failed.retry:  # otherwise it is sent again, under the same id
                 self._answers.put(answer)
             if outlet is not None:
                 self._answers.send(answer, outlet)

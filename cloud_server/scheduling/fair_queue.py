@@ -12,16 +12,17 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-# Who is next, so that everybody who waits gets an equal share of the time: start-time fair queueing.
+# Picks the next job so that every waiting account gets an equal share of the time: start-time fair queueing.
 #
-# Each flow has a tag, the virtual time at which its next job may start: what its jobs took, divided by its weight, so
-# the least tag has had least. A flow that comes back starts at the clock, however long it was away: nobody saves up.
-# The clock is the greatest tag that was served, and advances a little with every job, so that flows that are new all
-# the time pass only so long before one that waits (P. Goyal et al., Start-time Fair Queueing, SIGCOMM 1996). What a
-# job takes is known only afterwards: it is guessed when it starts and corrected when it ends.
+# Each flow has a tag, the virtual time at which its next job may start: the time of its jobs divided by its weight,
+# so the lowest tag has had the least. A returning flow starts at the clock, however long it was idle: time is not
+# saved up. The clock is the greatest tag that was served, and advances a little with every job, so that flows that
+# are new all the time overtake a waiting one only for a bounded time (P. Goyal et al., Start-time Fair Queueing,
+# SIGCOMM 1996). The time of a job is known only afterwards: it is estimated when the job starts and corrected when it
+# ends.
 #
-# Who asks for more than its share is turned away, and pays for that, too: at most as much again as for what was done,
-# so its share shrinks to half while it continues, and the others have the rest.
+# A flow that asks for more than its share is rejected, and is charged for that: at most as much again as for its
+# completed work, so its share shrinks to half while it continues, and the others get the rest.
 
 
 Name = TypeVar("Name", bound=Hashable)
@@ -220,7 +221,7 @@ class Task:
     """The order of arrival; set by the queue."""
 
 
-# What a task takes, guessed from the last ones of the same kind.
+# The time of a task, estimated from the last ones of the same kind.
 
 LAST = 16
 FAIR_QUEUE_KEPT = 1024
@@ -482,7 +483,7 @@ class FairQueue:
         del account.clients[task.payer.client]
         account.flows.leave(task.payer.client)
         if not account.clients:
-            account.seconds = 0.0  # sums of what came and went drift
+            account.seconds = 0.0  # repeated additions and subtractions drift
             self._flows.leave(task.payer.account)
             self._tidy(task.payer.account, account)
         if not self._length:

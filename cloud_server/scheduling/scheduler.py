@@ -115,7 +115,7 @@ class Watchdog:
             self._set(thread, end)
             yield
         finally:
-            while True:  # it may come as the call begins
+            while True:  # the exception may arrive as the call begins
                 try:
                     self._leave(thread, before)
                     break
@@ -141,7 +141,7 @@ class Watchdog:
         with self._lock:
             self._until[thread] = end
             sooner = end < self._looks_at
-        if sooner:  # else its thread looks soon enough
+        if sooner:  # otherwise its thread looks soon enough
             self._changed.set()
 
     def _leave(self, thread: int, before: float | None) -> None:
@@ -151,8 +151,8 @@ class Watchdog:
                 with self._lock:
                     self._until.pop(thread, None)
                 if thread in self._raised:
-                    # One that has not come yet comes here. Taking it back (SetAsyncExc with NULL) would leave CPython
-                    # 3.11 looking for it at every call and loop, and under a profiler for ever.
+                    # An exception still pending is delivered here. Withdrawing it (SetAsyncExc with NULL) would make
+                    # CPython 3.11 check for it at every call and loop, and under a profiler forever.
                     for _ in range(COMES_WITHIN):
                         pass
                     self._raised.discard(thread)
@@ -386,7 +386,7 @@ class Scheduler:
             room = self._limits.nbytes - sum(task.nbytes for task in tasks)
             tasks += self._queue.take_alike({task.batch_key for task in tasks}, self._limits.rows - rows, room)
         if self._queue:
-            self._changed.notify()  # what was said to this thread may be for another one that does nothing
+            self._changed.notify()  # this thread's notification may have been meant for another idle one
 
     def _in_time(self, tasks: list[Task]) -> list[Task]:
         """Split off the tasks that would miss their deadline in the batch; they go first, alone."""
@@ -456,7 +456,7 @@ class QueueClock:
     def add(self, wait_ns: int) -> None:
         with self._lock:
             now = self._clock()
-            kept = (1 - WEIGHT) * self._faded(now)  # what is long ago weighs no more than what is reported
+            kept = (1 - WEIGHT) * self._faded(now)  # an old value weighs less than what is reported
             self._mean = kept * self._mean + (1 - kept) * wait_ns
             self._at = now
 
@@ -499,7 +499,7 @@ class Workers:
         self._thread = threading.local()
         """A worker's own ``resumed``: when its task began, or last let others go first."""
         self._threads = [
-            # Daemons: nothing can interrupt a tail, and a process that must end now does not wait for one.
+            # Daemon threads: a tail cannot be interrupted, and a process that must exit does not wait for one.
             threading.Thread(target=self._run, name=f"isthmus-worker-{number}", daemon=True)
             for number in range(count)
         ]
@@ -525,7 +525,7 @@ class Workers:
     def _run(self) -> None:
         while tasks := self.scheduler.next_batch():
             self._do(tasks)
-            del tasks  # a request's payload would live until the next one comes
+            del tasks  # otherwise a request's payload would live until the next request
 
     def _do(self, tasks: list[Task]) -> None:
         self._thread.resumed = self._clock()

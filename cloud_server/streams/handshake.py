@@ -191,7 +191,7 @@ class CrossingCache:
         with self._one_large if len(data) > LARGE else nullcontext():
             crossing = decode(data, self._limits.max_request_bytes, remember=False)
         with self._lock:
-            known = self._kept.get(digest, party)  # of another stream, meanwhile
+            known = self._kept.get(digest, party)  # replaced by another stream meanwhile
             if known is None:
                 self._kept.put(digest, crossing, decoded_bytes(data) + crossing.working_bytes, party)
             return known or crossing

@@ -18,14 +18,15 @@ from protos.isthmus.v1 import split_pb2
 from protos.padding import Padding, pieces
 from shared_hooks.errors import BadFrame, DeadlineExceeded, IsthmusError, ServerUnavailable, TooLarge
 
-# What it may cost to take an account's frames while others send, too: who costs more waits between two of them.
+# Limits the time for reading an account's frames while others send: an account that costs more waits between two of
+# them.
 #
-# A frame that is cheap to send can be dear to take (thousands of ids, a description of a cut that has to be parsed),
-# and Python's lock is everybody's. The time that threads compute on an account's frames drains at the rate it may
-# have; what is left above a burst is waited for. One who is alone waits for nothing, and owes nothing later.
+# A frame that is cheap to send can be expensive to read (thousands of ids, a description of a cut that has to be
+# parsed), and all threads share Python's lock. The time spent on an account's frames drains at its permitted rate;
+# what exceeds a burst is waited for. A single active account waits for nothing, and owes nothing later.
 #
-# And an account's frames are taken one at a time, on however many streams they come: else each of its streams would be
-# one more thread that everybody else waits for.
+# An account's frames are read one at a time, whatever the number of its streams: otherwise each stream would be one
+# more thread that all others wait for.
 
 
 BURST_SECONDS = 0.05

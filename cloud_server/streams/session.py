@@ -42,7 +42,7 @@ from shared_hooks.generation import Link
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.sharing import Party
 
-# What all streams share, as one stream sees it.
+# What all streams share, as seen by one stream.
 
 
 class Hub(Protocol):
@@ -101,18 +101,18 @@ class Hub(Protocol):
         ...
 
 
-# What one client asks for on one stream: requests announced, received in chunks, handed to the core, cancelled.
+# What one client does on one stream: requests announced, received in chunks, passed to the core, cancelled.
 
 
 # A client's memory on this machine, from which its payloads are read instead of from the stream.
 #
-# Whose it is: the client names a file of its own process, and the system decides whether this one may look into that.
-# It is used only if it is memory (nothing that could block, or do something when it is read) and begins with the
-# nonce of the greeting, which tells it from another process's of that number, on another machine or in another
+# Ownership: the client names a file of its own process, and the system decides whether this process may open it. It
+# is used only if it is memory (not a file that could block, or have side effects when read) and begins with the nonce
+# of the greeting, which distinguishes it from a process of the same number on another machine or in another
 # container.
 #
 # It is read by a system call, never mapped: the client may shrink it, punch holes into it or write to it at any time.
-# A short read fails its request, holes cost nothing, and what was read is the server's own.
+# A short read fails its request, holes are harmless, and what was read is a copy.
 
 
 NONCE_BYTES = 16
@@ -141,13 +141,13 @@ class Area:
             return None
         path = f"/proc/{reported.pid}/fd/{reported.fd}"
         try:
-            if not os.readlink(path).startswith(NAME):  # before it is opened, which may have effects
+            if not os.readlink(path).startswith(NAME):  # checked before opening, which may have side effects
                 return None
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
         try:
-            fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for all that is not memory
+            fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for anything but memory
             if hmac.compare_digest(os.pread(file, NONCE_BYTES, 0), reported.nonce):
                 return cls(file, reported.nbytes)
         except OSError:
@@ -175,7 +175,7 @@ class Area:
         self._file = -1
 
 
-_SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
+_SKIPPED = 1024  # ids whose chunks may still be in transit; far above any client's requests in flight
 MAX_HOPS = 16
 """The maximum number of parts behind a server's own, which keeps routes finite."""
 MAX_OBSERVERS = 64
@@ -232,7 +232,7 @@ class Uploads:
             self._hub.requests.abandon(request, error)
             self._fail(frame.id, error)
             return
-        if request.state is State.OVER:  # cancelled meanwhile, or it had to give way: what was allocated goes back
+        if request.state is State.OVER:  # cancelled or evicted meanwhile: its allocation is released
             request.release()
             self._skip(frame.id)
         elif (request.received_bytes == request.payload_bytes and not request.opening) or (
@@ -301,7 +301,7 @@ class Uploads:
             raise Disagreement(f"no cut {frame.cut_digest[:80]!r} is held here; upload it, then ask again")
         self._check_cut("input" if crossing.layer_id < 0 else crossing.layer_name)
         if crossing.later and self._outlet.caller.policy.cuts is not None:
-            # a server without a plan of such inputs takes the client's word for which calls these are
+            # a server without a plan of such inputs relies on the client for which calls these are
             raise AccessRefused(f'identity "{self._outlet.caller.identity}" may use single cuts, none along branches')
         if crossing.payload_bytes > limit:
             most = f"at most {limit} are accepted (max_request_bytes)"
@@ -433,8 +433,8 @@ InFrame = ClientFrame
 class Phase(Enum):
     GREETING = "greeting"  # the first frame, Hello, is due
     OPEN = "open"
-    FINISHED = "finished"  # the client sends nothing more; what it asked for is still answered
-    OVER = "over"  # nothing is taken or sent any more
+    FINISHED = "finished"  # the client sends nothing more; its pending requests are still answered
+    OVER = "over"  # nothing is received or sent any more
 
 
 class StreamSession:
@@ -455,7 +455,7 @@ class StreamSession:
         self._on_left = left
         self.turn = hub.pace.turn(caller.account)
         """The lock to hold while a frame is processed."""
-        self._reading = threading.RLock()  # a hook may end the stream whose frame it hears of
+        self._reading = threading.RLock()  # a hook may end the stream whose frame it is called for
         self._uploads: Uploads | None = None
         """The client's uploads; None before its handshake."""
         self._area: Area | None = None
@@ -466,7 +466,7 @@ class StreamSession:
         self._sending = False  # an answer
         self.on_drop: Callable[[], object] = _nothing
         """Ends the transport's call, whatever it is doing."""
-        # Its lock guards phase, error, left and outbox. Who holds it does not ask for the core's lock.
+        # Guards phase, error, left and outbox. A thread that holds it must not take the core's lock.
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
         self._error: IsthmusError | None = None
@@ -474,8 +474,8 @@ class StreamSession:
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
         self.undelivered = 0
         """The number of answers that the client has not begun to fetch."""
-        self._drain_said = False  # that the server drains
-        self._beat: float | None = None  # seconds of silence after which the client hears that we live; None: never
+        self._drain_said = False  # whether the client was informed of a drain
+        self._beat: float | None = None  # seconds of silence after which a heartbeat is sent; None: never
         self._room = 2 * hub.limits.max_in_flight + 64
 
     @property
@@ -616,7 +616,7 @@ class StreamSession:
         with self._lock:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
-        if self._hub.draining:  # since the question above: `drain` came too early for this stream
+        if self._hub.draining:  # draining began since the check above: `drain` came too early for this stream
             self.drain()
         client, peer = self.client_id, self.caller.peer
         self._hub.lifecycle.emit(
@@ -656,7 +656,7 @@ class StreamSession:
                     self._sent(item)
             else:
                 yield item
-            del item  # an answer would live until the next one comes
+            del item  # otherwise an answer would live until the next one
         if self._error is not None:
             raise self._error
 
@@ -677,9 +677,9 @@ class StreamSession:
 
     def _next(self) -> split_pb2.ServerFrame | Answer | None:
         """Wait for the next item to send; None at the end."""
-        silent = False  # for as long as the client expects that we never are while it waits
+        silent = False  # for as long as the client expects no heartbeat
         while True:
-            # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
+            # Read without the lock, and before the outbox: answers given until then are in it.
             finished = self._phase is Phase.FINISHED
             under_way = (finished or silent) and self._hub.requests.waits_for(self)
             done = finished and not under_way
@@ -706,7 +706,7 @@ class StreamSession:
                 else:
                     self._ready.wait(left)
 
-    # The end
+    # Shutdown
 
     def drain(self) -> None:
         """Inform the client, once, that the server shuts down; a stream before its handshake is refused there."""

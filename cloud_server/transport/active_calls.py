@@ -43,7 +43,7 @@ class ActiveCalls:
 
         Raises AccessRefused, usually NotAuthenticated.
         """
-        with self._lock:  # for both: what the register says is as old as what `look_again` finds
+        with self._lock:  # both under one lock: the register is as old as what `look_again` finds
             caller = self.register.caller(peer, shown)
             self._inside[call] = _Guest(caller, shown, cut)
         return caller
@@ -109,10 +109,10 @@ class ActiveCalls:
                 guest.cut()
 
 
-# Calls that wait for their client, or for something to tell it, and that nothing else bounds: each holds a thread.
+# Bounds calls that wait for their client, or for an event, and that no other limit bounds: each holds a thread.
 #
-# Whoever comes gets a place. Where there are too many, the address that has most of them loses its oldest: who sends
-# what it came for is through in a moment, so those who stay are those who send nothing.
+# Every call gets a place. Where there are too many, the address that has most of them loses its oldest: a client that
+# sends its request is done in a moment, so the calls that stay are those that send nothing.
 
 
 class Place:
@@ -137,7 +137,7 @@ class WaitingCalls:
         self._most = most
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._places: dict[Place, None] = {}  # the oldest first
+        self._places: dict[Place, None] = {}  # oldest first
         self._of: Counter[str] = Counter()
 
     @contextmanager
@@ -155,7 +155,7 @@ class WaitingCalls:
         gone = None
         with self._lock:
             if len(self._places) >= self._most:
-                # One more of this address counts, so of equals the newcomer's own is ended.
+                # counting one more for this address, so among equals the newcomer's own call is ended
                 most = max(self._of, key=lambda name: self._of[name] + (name == address) / 2)
                 gone = next(one for one in self._places if one.address == most)
                 self._forget(gone)

@@ -262,7 +262,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         if not context.add_callback(lambda: self.active_calls.left(context)):
             self.active_calls.left(context)
 
-    # Whoever is inside
+    # Identities
 
     def caller(self, context: grpc.ServicerContext) -> Caller:
         """Return the authenticated caller of a call. Raises NotAuthenticated if authentication is required and the call
@@ -320,12 +320,12 @@ def abort(context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
     text = f"{type(error).__name__}: {wire.message(error)}"
     if isinstance(error, Disagreement) and error.wants_facts:
         context.set_trailing_metadata(((FACTS_WANTED, "1"),))
-    # Beyond ASCII one character takes up to twelve bytes of a trailer.
+    # Beyond ASCII a character takes up to twelve bytes of a trailer.
     context.abort(grpc.StatusCode[error.status], text if text.isascii() else text[:600])
     raise AssertionError("unreachable: abort raises")
 
 
-# Certificates, as gRPC and HTTP take them, read again for a new connection when their files have changed.
+# Certificates for gRPC and HTTP, read again for a new connection when their files have changed.
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
@@ -384,14 +384,14 @@ def server_context(tls: Tls) -> ssl.SSLContext:
             current = _as_ssl(tls)
         connection.context = current
 
-    outer.sni_callback = newest  # asked in every handshake, whether the client names a server or not
+    outer.sni_callback = newest  # called in every handshake, with or without a server name
     return outer
 
 
 def _as_ssl(tls: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # No tickets: with one a client would come back without the handshake in which its authority is looked for.
+    # No tickets: with one a client would resume without the handshake that checks its authority.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 # The standard health service (https://grpc.io/docs/guides/health-checking/).
 #
-# grpcio-health-checking's own keeps every name that a stranger watches, and waits for the messages of all who watch in
+# grpcio-health-checking's own keeps every name that a stranger watches, and serves the messages of all watchers in
 # one thread.
 
 
@@ -90,7 +90,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignor
             self._changed.notify_all()
 
 
-# Whether the server may listen where it is to: asked before the models are loaded, which takes seconds or minutes.
+# Whether the server can listen on its addresses: checked before models are loaded, which takes seconds or minutes.
 
 REASONS = {
     errno.EADDRINUSE: "is in use: another process listens there",
@@ -113,7 +113,7 @@ def check_free(address: str, reuse_port: bool = False) -> None:
     for family, kind, protocol, _, where in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
-                # As gRPC does it: what a server that has just ended left behind is not in use.
+                # As gRPC does: sockets left behind by a server that has just ended are not in use.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if reuse_port:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -141,17 +141,19 @@ def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
     docs/decisions/0013-floods.md. ``streams``: the maximum on one connection.
     """
     return [
-        ("grpc.max_concurrent_streams", streams),  # else streams opened and reset pile up: gigabytes in seconds
-        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: messages are refused before they are inflated
+        # otherwise streams that are opened and reset pile up: gigabytes in seconds
+        ("grpc.max_concurrent_streams", streams),
+        # no compression: messages are refused before they are inflated
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        # A stream may idle for hours: clients ping to keep it, and are not sent away (GOAWAY) for that ...
+        # A stream may idle for hours: clients ping to keep it, and are not disconnected (GOAWAY) for that ...
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 10),
         # ... and the server pings, so that a client whose machine vanished frees its place.
         ("grpc.keepalive_time_ms", 20_000),
-        # Patient, for an answer to a ping waits behind all that a slow link holds of an upload.
+        # A long timeout, because the answer to a ping waits behind everything that a slow link holds of an upload.
         ("grpc.keepalive_timeout_ms", 60_000),
         ("grpc.http2.ping_timeout_ms", 60_000),
     ]
@@ -181,7 +183,7 @@ class Listener:
             futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
             options=[
                 *options(max_message_bytes, threads),
-                # Unless it is said, a second server on the same port is a mistake, not a balanced pair.
+                # Unless requested, a second server on the same port is a mistake, not a balanced pair.
                 ("grpc.so_reuseport", int(reuse_port)),
             ],
             maximum_concurrent_rpcs=CALLS_PER_THREAD * threads,
@@ -197,7 +199,7 @@ class Listener:
             else:
                 self.port = self.server.add_secure_port(address, server_credentials(tls))
         except RuntimeError as error:
-            check_free(address, reuse_port)  # says why, if it can
+            check_free(address, reuse_port)  # reports the reason, if it can
             raise SpecError(f"listen: {address} cannot be used: {error}") from error
         if self.port == 0:
             raise SpecError(f"listen: {address} cannot be used")
@@ -254,10 +256,10 @@ class CloudServer:
         """
         self.core = core
         self._reuse_port = reuse_port
-        self._ending = threading.Lock()  # taken by the first who stops it, and kept
-        # Every stream holds one thread of the pool for as long as it lives.
+        self._ending = threading.Lock()  # acquired by the first caller that stops it, and kept
+        # Every stream holds one thread of the pool as long as it lives.
         limits = core.limits
-        # A request of the Open Inference Protocol does so, too, and before its message is there.
+        # So does a request of the Open Inference Protocol, even before its message has arrived.
         threads = 2 * limits.max_clients + limits.max_probes + limits.max_profiles + MAX_WAITING + SPARE_THREADS
         if register is None:
             register = Register(identities, certificates=tls is not None and tls.client_ca is not None)
@@ -290,7 +292,7 @@ class CloudServer:
     def drain(self) -> None:
         """Stop accepting requests: open streams are notified, new ones refused, and the health state is NOT_SERVING."""
         self._listener.unwell()
-        if self._reuse_port:  # before clients are asked to leave: whoever comes back is to find the other server
+        if self._reuse_port:  # before clients are asked to leave: a reconnecting client must find the other server
             self._listener.server.stop(self.core.limits.drain_seconds + CLOSING_SECONDS)
         if self.rest is not None:
             self.rest.drain()

@@ -98,7 +98,7 @@ class SplitServicer:
         self._auth.when_sent_away(context, session.broke)
         session.on_drop = context.cancel
         if not context.add_callback(session.gone):
-            session.gone()  # the client went away before this line
+            session.gone()  # the client left before this line
         threading.Thread(target=_take, args=(session, incoming), name="isthmus-receive", daemon=True).start()
         try:
             yield from session.frames()
@@ -415,7 +415,7 @@ def answer(result: Result, raw: bool) -> bytes:
             for some in unpack(one.data, one.datatype):
                 field.extend(some)
     pieces: list[bytes | memoryview] = [message.SerializeToString()]
-    if raw:  # by hand, so that they are copied once
+    if raw:  # encoded by hand, to be copied only once
         for one in result.outputs:
             pieces += [_RAW + varint(one.data.nbytes), one.data]
     return b"".join(pieces)

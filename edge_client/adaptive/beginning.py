@@ -34,7 +34,7 @@ from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import Profile
 from shared_hooks.showing import short
 
-# `AutoOptions`: what ``split="auto"`` goes by.
+# `AutoOptions`: the options of ``split="auto"``.
 
 
 @short

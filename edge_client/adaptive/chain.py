@@ -207,7 +207,7 @@ class ChainChooser:
             if time.monotonic() - self._used < EVERY_SECONDS:
                 try:
                     self.look()
-                except IsthmusError as error:  # a server is away: requests say so
+                except IsthmusError as error:  # a server is down: requests report it
                     log.info("the links of the chain were not measured: %s", error)
 
     def look(self) -> None:
@@ -225,7 +225,7 @@ class ChainChooser:
         for at, one in enumerate(servers):
             try:
                 link = _asked(self._client.chain, at, edge.profile, self._wanted, lambda *_: None, one.profile)[1]
-            except QuotaExceeded:  # it was asked often enough in this minute
+            except QuotaExceeded:  # the quota of this minute is used up
                 yield one
             else:
                 yield replace(one, link=link)

@@ -36,10 +36,10 @@ from shared_hooks.errors import AccessRefused, Cancelled, CutRefused, SpecError
 from shared_hooks.lifecycle import Stage
 from shared_hooks.showing import summary_of
 
-# The whole model run here beside a request that is late; given up in the middle when that is answered after all.
+# The whole model run here beside a request that is late, and abandoned when that is answered after all.
 #
-# A forward is left between two modules: a global hook of torch, there only while something runs, raises in the thread
-# of the one that nobody wants any more.
+# A forward is left between two modules: a global hook of torch, installed only while something runs, raises in the
+# thread of the abandoned one.
 
 
 SLACK: Final = 1.5
@@ -74,7 +74,7 @@ class Hedge:
         """Run ``work()`` after what ran before is done or abandoned; Cancelled after `close`."""
         future: Future[Answer] = Future()
         with self._lock:
-            if self._closed:  # while a request was under way in another thread
+            if self._closed:  # while a request was in flight in another thread
                 future.set_exception(Cancelled("closed"))
                 return future
             queued = self._worker.submit(self._run, work, future)
@@ -84,7 +84,7 @@ class Hedge:
     def abandon(self, future: Future[Answer]) -> None:
         """Abandon it: it ends with Cancelled at its next module, or does not start."""
         self._unwanted.add(future)
-        if future.done():  # it ended before it was unwanted, and nothing else will forget it
+        if future.done():  # it ended before it was abandoned, and would never be removed otherwise
             self._unwanted.discard(future)
 
     def close(self) -> None:
@@ -123,17 +123,17 @@ FALL_BACK: Final = NOT_SERVED
 """Errors after which it is answered here instead, because no input is at fault."""
 
 
-@dataclass(slots=True, eq=False)  # inputs are tensors, which `==` compares one by one
+@dataclass(slots=True, eq=False)  # inputs are tensors, which `==` compares element by element
 class Flight:
     """A request in progress: its input, where it was sent, and the prediction for it."""
 
     item: Any
-    call: Call | None  # None: not read yet, for the file itself was sent
+    call: Call | None  # None: not read yet, because the file itself was sent
     choice: Choice
     stamps: Stamps
     until: float
     running: Running | Done
-    exact: bool | None = None  # None: as the client has it
+    exact: bool | None = None  # None: as set on the client
     bytes_ahead: int = 0
     hedged: Future[Answer] | None = None
 
@@ -183,7 +183,7 @@ class AutoClient:
         self._last_networked: str = "input"
         self._cut: str | None = None  # of the last request
         self._allowed: frozenset[str] | None = None  # the cuts that the controller knows to be allowed
-        self._known_refused: set[str] = set()  # cuts out of use that the controller knows of
+        self._known_refused: set[str] = set()  # disabled cuts that the controller knows of
         self.monitor = ServerMonitor(client, controller, self.lock, self.decisions, connect)
         client.codec_link(self._link)
 
@@ -285,7 +285,7 @@ class AutoClient:
         self.decisions.choice(choice)
         name = choice.candidate.name
         if name == EDGE_ONLY and not self._local:
-            name = self._last_networked  # the server is gone, and is all there is
+            name = self._last_networked  # the server is gone, and is the only way
         if name == CLOUD_FILE and not self._is_file(item):
             name = "input"
         if self._local and not self._is_allowed(name):
@@ -438,7 +438,7 @@ class AutoClient:
         self._forget(flight)
 
     def _forget(self, flight: Flight) -> None:
-        with suppress(ValueError):  # by whoever comes first
+        with suppress(ValueError):  # removed by whichever comes first
             self._flying.remove(flight)
 
     def _give_up(self, flight: Flight, why: str) -> None:
@@ -447,7 +447,7 @@ class AutoClient:
             self._hedge.abandon(flight.hedged)
         self.client.requests.cancel(flight.running, why)
 
-    # What it tells
+    # What it reports
 
     def _observe(self, flight: Flight, answer: Answer) -> None:
         now, times, key = now_ns(), answer.times, flight.choice.candidate.key

@@ -19,7 +19,7 @@ from edge_client.spoken import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput, Profile
 
-# Whether what is better is enough better, for long enough, to move to it.
+# Whether another cut is better by enough, for long enough, to switch to it.
 
 
 SECOND: Final = 1_000_000_000
@@ -53,8 +53,8 @@ class Steadiness:
         self._steady = steady
         self.is_shaken = False
         """Whether a sudden change was observed since the last choice."""
-        self._better: tuple[int, int] | None = None  # since when, and in how many decisions, something else was better
-        self._moves: list[int] = []  # when, since the last sudden change
+        self._better: tuple[int, int] | None = None  # since when, and in how many decisions, another cut was better
+        self._moves: list[int] = []  # when it moved since the last sudden change
 
     def gives_way(self, now: int, held: float, best: float) -> bool:
         """Return whether to replace the current candidate, given the scores of both: less is better."""
@@ -69,7 +69,7 @@ class Steadiness:
         if best > (1 - needed) * held:
             self._better = None
             return False
-        if self.is_shaken and best <= (1 - CLEAR) * held:  # two observations, or a late request, have already said so
+        if self.is_shaken and best <= (1 - CLEAR) * held:  # two observations, or a late request, have already shown it
             return True
         since, count = self._better or (now, 0)
         self._better = since, count + 1
@@ -88,7 +88,8 @@ class Steadiness:
         self.is_shaken = True
 
 
-# When the link is probed beside the requests, and with how much. Pure: the time is passed in (ns, of one clock).
+# When the link is probed beside the requests, and with how many bytes. Pure: the time is passed in (ns, of one
+# clock).
 
 
 EVERY: Final = SECOND
@@ -118,7 +119,7 @@ class Probing:
         self._largest = largest
         self._last = self._told = self._over = -LONG_AGO  # asked for, goodput known from a transfer, answered
         self._due = self._looked = -LONG_AGO
-        self._began: int | None = None  # of one that is under way
+        self._began: int | None = None  # when the current probe began
         self._took = self._bytes = 0
         self._waits, self._doubt_waits = EVERY, SOON
         self._floor = FLOOR
@@ -208,7 +209,7 @@ class Probing:
         return 0 if self._began is None else self._bytes
 
 
-# How much slower one side is than its profile, from what its parts of the model take.
+# How much slower one side is than its profile, from the times of its parts of the model.
 
 UNTOLD_SHARE: Final = 0.05
 """The overhead of a part, as a share of what the rest of the model takes: a thread that wakes, cold caches, a sleeping
@@ -320,7 +321,7 @@ class SplitController:
     ) -> None:
         """``codecs``: those to choose from together with the cut; None: all requests use one."""
         self._codecs = codecs
-        self._keys: frozenset[str] | None = None  # of the candidates that may be the best one some day
+        self._keys: frozenset[str] | None = None  # of the candidates that may become the best one
         self._near: frozenset[str] = frozenset()
         self._seen_all = -LONG_AGO
         self._seen_bytes: dict[str, Tracker] = {}
@@ -349,7 +350,7 @@ class SplitController:
         if cloud is not None and link is not None:
             self._take_server(cloud, link, load)
         else:
-            self._decide(self._candidates())  # raises what choose would raise
+            self._decide(self._candidates())  # raises what `choose` would raise
 
     # -- choosing
 
@@ -459,7 +460,7 @@ class SplitController:
         return self._usable(found)
 
     def _decide(self, candidates: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, float]]:
-        if not self._there:  # it is this or nothing, whatever the constraints
+        if not self._there:  # the only candidate, whatever the constraints
             return candidates[0], {candidates[0].key: 0.0}
         decision = decide(candidates, self._objective, self._constraints)
         return decision.winner, decision.scores
@@ -560,7 +561,7 @@ class SplitController:
             return
         self._take_load(load)
         news = self._estimate.replace(link)
-        if news and self._held == EDGE_ONLY:  # else real transfers have the word
+        if news and self._held == EDGE_ONLY:  # otherwise real transfers decide
             self._changed()
         self._probing.ended(now, news=news)
 
@@ -595,7 +596,7 @@ class SplitController:
         held = None if self._held is None else scores.get(self._held)
         if held is None:
             return 1.0
-        gain = 1 - scores[best.key] / held if held else 0.0  # what costs nothing is never beaten
+        gain = 1 - scores[best.key] / held if held else 0.0  # a cost of zero is never beaten
         return gain if gain > self._steady.gain else 0.0
 
     def server_gone(self, now: int) -> None:

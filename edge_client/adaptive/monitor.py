@@ -22,7 +22,7 @@ from edge_client.transport import State, now_ns
 from shared_hooks.errors import Cancelled, IsthmusError, ServerUnavailable
 from shared_hooks.profiling.profile import Profile
 
-# What ``--split auto`` decided, when, and on which numbers: kept, logged, and handed on.
+# The decisions of ``--split auto`` with their times and numbers: kept, logged, and passed to listeners.
 
 
 log = logging.getLogger("edge_client.adaptive")
@@ -44,7 +44,7 @@ class Decisions:
         self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._began = time.monotonic()
         self._listeners = [] if on_decision is None else [on_decision]
-        self._lock = threading.RLock()  # a listener may itself lead to an event
+        self._lock = threading.RLock()  # a listener may itself cause an event
 
     @property
     def all(self) -> list[dict[str, Any]]:
@@ -124,12 +124,11 @@ def _shown(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-# A probe of the link beside requests: trains of bytes that grow until one of them tells the rate.
+# A probe of the link beside requests: trains of bytes that grow until one of them reveals the rate.
 #
-# What was a quick link a second ago may be a slow one now, and a train that suits the first fills the second:
-# requests behind it come late, and say that the link is slower still. So a probe begins with little, and continues to
-# four times as much only where that took no time worth measuring: on a quick link, or in a token bucket that lets it
-# pass.
+# A link that was fast a second ago may be slow now, and a train for the fast link fills the slow one: requests behind
+# it are late, and make the link look slower still. So a probe begins with few bytes, and continues with four times as
+# many only where that took no measurable time: on a fast link, or in a token bucket that lets it pass.
 
 FIRST: Final = 16 << 10
 GROWTH: Final = 4
@@ -249,7 +248,7 @@ class ServerMonitor:
                 elif time.monotonic() - self._called_at >= CALL_EVERY_SECONDS:
                     self._called_at = time.monotonic()
                     self._call()
-            except Exception:  # requests go on with what is known
+            except Exception:  # requests continue with what is known
                 log.exception("the monitor over %s failed", self._client.server)
 
     def _probe_if_wanted(self) -> None:

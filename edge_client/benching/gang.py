@@ -39,7 +39,7 @@ from shared_hooks.errors import Cancelled, DeadlineExceeded, RemoteError, SpecEr
 from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.models import InputItem
 
-# Clients of a bench that run heads in PyTorch, or send what such heads gave before.
+# Clients of a bench that run heads in PyTorch, or send frontiers that such heads made before.
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class LiveLane(WaitingLane):
 
 # A client whose frontiers were made before: it sends them as they are, so that no head takes this machine's time.
 #
-# This is what the server can do for clients on other machines. Answers are received whole, and not decoded.
+# This measures what the server can do for clients on other machines. Answers are received whole, and not decoded.
 
 
 MAX_ANSWER: Final = 1 << 30
@@ -136,7 +136,7 @@ def record(load: Load) -> Recorded:
                 frontiers[codec].append([])
                 for call in load.calls:
                     made = model.head(call, cut, Stamps()).outgoing
-                    payload = b"".join(made.buffers)  # the head's own memory is written again by the next
+                    payload = b"".join(made.buffers)  # the next request overwrites the head's own memory
                     total += len(payload)
                     if total > MOST_BYTES:
                         raise SpecError(
@@ -244,7 +244,7 @@ class Several:
                     stdout=subprocess.PIPE,
                     text=True,
                     env={**os.environ, "PYTHONPATH": path},
-                    start_new_session=True,  # Ctrl-C is passed on by a word, so that what was measured comes back
+                    start_new_session=True,  # Ctrl-C is passed on as a message, so that what was measured comes back
                 )
                 self._processes.append(process)
                 mine = list(range(number, len(load.codecs), processes))
@@ -277,7 +277,7 @@ class Several:
     def close(self) -> None:
         for process in self._processes:
             if process.stdin is not None:
-                process.stdin.close()  # at which it ends
+                process.stdin.close()  # which ends it
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
@@ -295,7 +295,7 @@ class Several:
             process.stdin.write(json.dumps(value) + "\n")
             process.stdin.flush()
         except BrokenPipeError:
-            pass  # why it ended is what it said last
+            pass  # its last line has the reason
 
     @staticmethod
     def _heard(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -375,7 +375,7 @@ def _generator(known: dict[str, Any]) -> Generator:
         calls = [Call(*spec.preprocess(InputItem(Path(file)))) for file in known["files"]]
         if not calls:
             example = spec.example()
-            assert example is not None  # who started this has looked
+            assert example is not None  # checked by the starting process
             calls = [Call(*example)]
     load = Load(
         known["server"],

@@ -81,7 +81,7 @@ class Generator:
             fired.processor, fired.seconds = time.process_time() - before, time.monotonic() - since
         now = time.monotonic()
         with self._lock:
-            self._run += 1  # who ends after this is not counted any more
+            self._run += 1  # requests that end after this are not counted any more
             fired.ended = self._ended
         known = {one.number for one in fired.ended}
         fired.ended += [
@@ -209,7 +209,7 @@ class WaitingLane(ABC):
                 if left <= 0:
                     raise DeadlineExceeded("it waited here, behind others, until then")
                 self.ask(shot, left, ended)
-            except Exception as failed:  # whatever it is, it is counted
+            except Exception as failed:  # any failure is counted
                 ended.error = type(failed).__name__
             ended.took_ns = int(1e9 * (time.monotonic() - intended))
             over(ended)

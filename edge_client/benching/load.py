@@ -13,7 +13,7 @@ import numpy as np
 from edge_client.spoken import AUTO, CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
 from shared_hooks.errors import SpecError, near
 
-# One request, and what became of it.
+# One request and its outcome.
 
 
 REFUSALS: Final = frozenset(
@@ -65,7 +65,7 @@ class Ended:
         return list(astuple(self))
 
 
-# What sends the requests of one client.
+# Sends the requests of one client.
 
 
 Over = Callable[[Ended], None]
@@ -88,7 +88,7 @@ class Lane(Protocol):
         """Cancel what is in flight."""
 
 
-# When requests begin: by chance (Poisson), evenly, or as a file says. Nothing of it waits for an answer.
+# When requests begin: at random (Poisson), evenly, or as a file says, independent of answers.
 
 
 POISSON: Final = "poisson"
@@ -156,7 +156,7 @@ def mean_rate(times: np.ndarray) -> float:
     return float((len(times) - 1) / times[-1])
 
 
-# Which cut, input and client each request has: drawn by weights, the same for the same seed.
+# The cut, input and client of each request: drawn by weight, equal for equal seeds.
 
 
 INPUT: Final = "input"
@@ -216,7 +216,7 @@ def codecs_of(text: str, clients: int, known: Iterable[str], learnt: Container[s
             f"{option('codec', text)}: {len(found)} codecs for {clients} clients; each client has one codec"
         )
     counts = [1] * len(found)
-    while sum(counts) < clients:  # to the one that is furthest below its share
+    while sum(counts) < clients:  # to the one furthest below its share
         counts[max(range(len(found)), key=lambda at: found[at].share * clients - counts[at])] += 1
     return [one.word for one, count in zip(found, counts, strict=True) for _ in range(count)]
 
@@ -236,10 +236,10 @@ def shots(
     ]
 
 
-# Quantiles, and how far they may be off.
+# Quantiles and their confidence intervals.
 #
-# Requests of a queue are not independent: one that is slow makes the next slow. So the bootstrap draws whole
-# stretches of time with replacement, not requests; and what is shorter than a few stretches has no interval at all.
+# Requests of a queue are not independent: a slow one makes the next slow. So the bootstrap resamples blocks of time
+# with replacement, not requests; a run shorter than a few blocks has no interval.
 
 
 STRETCHES: Final = 20

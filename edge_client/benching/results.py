@@ -20,7 +20,7 @@ from edge_client.pages import render as page_of
 from edge_client.screen import printable, size
 from shared_hooks.errors import SpecError
 
-# The figures of one rate, from what became of its requests.
+# The figures of one rate, from the outcomes of its requests.
 
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -97,7 +97,7 @@ def _goodput(took: np.ndarray, limit: float, seconds: float) -> dict[str, Any]:
     if not len(took):
         return {"value": 0.0, "low": None, "high": None, "spread": None}
     found = estimate(took, lambda some: rate * float((some <= limit).mean()))
-    least = 1 / len(took)  # where all were in time, one more might not be
+    least = 1 / len(took)  # if all were in time, one more might not be
     return {**found.as_dict(), "spread": None if found.spread is None else max(found.spread, least)}
 
 
@@ -157,7 +157,7 @@ def _generator(
     why = []
     if p99 > max(LATE_NS, LATE_SHARE * median):
         why.append(f"1 request in 100 began {p99 / 1e6:.1f} ms too late or later")
-    if recorded and processor >= BUSY:  # with heads a process may well have more than one processor
+    if recorded and processor >= BUSY:  # a process with heads may well use more than one processor
         why.append(f"a process that sends had {processor:.0%} of a processor, of which Python has one")
     if machine >= BUSY:
         why.append(f"this machine's processors were {machine:.0%} busy")
@@ -221,7 +221,7 @@ def read(path: str | Path) -> dict[str, Any]:
     return known
 
 
-# Two benches side by side: what became better or worse at each rate, as far as the noise lets one say.
+# Two benches side by side: what became better or worse at each rate, as far as the noise allows.
 
 
 IN_TIME: Final = "in time"
@@ -289,7 +289,8 @@ def _said(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# The figures as a page: rate against latency, goodput, the distribution; one file that asks no network.
+# The figures as a page: rate against latency, goodput, the distribution; one file that loads nothing from the
+# network.
 
 
 TEMPLATE: Final = Path(__file__).parent / "page.html.j2"

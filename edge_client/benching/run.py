@@ -251,7 +251,7 @@ def _all(
 def _step(run: _Run, rate: float, times: np.ndarray, dice: np.random.Generator) -> dict[str, Any]:
     terms = run.terms
     planned = shots(times, terms.cuts, run.inputs, terms.clients, dice)
-    psutil.cpu_percent()  # from here on
+    psutil.cpu_percent()  # starts the interval
     fired = run.gang.fire(planned, terms.give_up)
     machine = psutil.cpu_percent() / 100
     return step(

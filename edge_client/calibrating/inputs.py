@@ -84,7 +84,8 @@ def _read(file: Path) -> dict[str, str]:
     return known
 
 
-# Bounds of a share and of a mean. Either bound of a pair holds with the given confidence by itself (one-sided).
+# Confidence bounds of a share and of a mean. Either bound of a pair holds with the given confidence by itself
+# (one-sided).
 #
 # A share has the exact bounds of Clopper and Pearson (1934): with no change among n inputs the upper one is 1 - (1 -
 # confidence)^(1/n), about 3/n at 95 %. A mean has Student's.
@@ -172,7 +173,7 @@ def _solved(rising: Callable[[float], float], wanted: float) -> float:
     return (low + high) / 2
 
 
-# What is kept of one codec at one cut: sums, from which the mean and its bounds come.
+# What is kept of one codec at one cut: sums, from which the mean and its bounds are computed.
 
 
 LOSSLESS_INPUTS = 32

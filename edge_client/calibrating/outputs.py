@@ -169,7 +169,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 def _numbers(a: torch.Tensor, b: torch.Tensor, *, by_cosine: bool) -> Row:
     a, b = a.double(), b.double()
     length, its, off = float(a.norm()), float(b.norm()), float((a - b).norm())
-    if not math.isfinite(length + its):  # NaN and infinities where the whole model has them are no loss
+    if not math.isfinite(length + its):  # NaN and infinities where the whole model has them count as no loss
         a, b = torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0)
         length, its, off = float(a.norm()), float(b.norm()), float((a - b).norm())
     error = 0.0 if off == 0 else _bounded(off / length) if length else 1.0

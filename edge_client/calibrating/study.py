@@ -34,10 +34,10 @@ from shared_hooks.modules import holder_modules
 from shared_hooks.profiling.profiler import identity
 from shared_hooks.tensors import ClassFinder, classes_of, copied, flatten, unflatten
 
-# Books for the codec "basis": learnt at every cut from inputs that are set apart, in several steps; one is kept.
+# Codebooks for the codec "basis": learnt at every cut from held-out inputs, in several steps; one is kept.
 #
-# Of the steps, from the finest on, each is judged by its own upper bound, until one loses more than is allowed; the
-# one before it is taken. Tests in a fixed order need no correction for their number: the bound of what is taken holds
+# Each step, from the finest on, is judged by its own upper bound, until one loses more than is allowed; the one
+# before it is taken. Tests in a fixed order need no correction for their number: the bound of the chosen step holds
 # as if it had been the only one.
 
 
@@ -303,7 +303,7 @@ class Study:
         for place in self._places:
             known = [one for one in place.open if one.inputs]
             mine = [one for one in known if not self._dominated(one, known, earlier)]
-            if not self.every_cut and place.layer_id >= 0:  # sending the input is no cut, and not always wanted
+            if not self.every_cut and place.layer_id >= 0:  # sending the input is not a cut, and not always wanted
                 earlier += mine
             if not mine and known:
                 continue
@@ -393,7 +393,7 @@ class Study:
             came = EarlyOutput.unpack(early.crossing, parcel.header, payload, most, disposable=True)
             try:
                 output = self.loaded.wrapped.tail(came)
-            except Exception:  # what came was so far off that the model's own code gave up
+            except Exception:  # the decoded values were so far off that the model's own code raised
                 tally.take([Row(1.0) for _ in unchanged])
                 tally.stopped = True
                 continue

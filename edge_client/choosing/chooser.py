@@ -26,12 +26,12 @@ from shared_hooks.codecs import RAW as RAW_CODEC
 from shared_hooks.crossing import EarlyOutput, Parcel
 from shared_hooks.tensors import dtype_name
 
-# `Belief`: the link as a client believes it to be that stays at one cut.
+# `Belief`: the link as estimated by a client that stays at one cut.
 #
-# There requests are nearly of one size, so what they take does not tell a slow link from a long way: bytes and round
-# trip are distinguished by probes alone. Beyond a probe's prediction every request takes about as much more (threads,
-# a busy machine); that is followed, and where it suddenly changes the link is probed again. Pure: the time is passed
-# in.
+# There requests have nearly the same size, so their times do not distinguish a slow link from a long one: bandwidth
+# and round trip are told apart by probes alone. Every request takes about a constant time beyond a probe's prediction
+# (threads, a busy machine); that is tracked, and where it suddenly changes the link is probed again. Pure: the time
+# is passed in.
 
 
 UNKNOWN: Final = Link(Curve.line(1e6, 1e9 / 8), Curve.line(0.0, 1e9 / 8), "not known yet")
@@ -59,7 +59,7 @@ class Belief:
         self._estimate: LinkEstimate | None = None
         self._more = Tracker(0.0, offset=_OFFSET)
         self._changed = False
-        self._at_most = float("inf")  # bytes a second, as the slowest request since the last probe has it
+        self._at_most = float("inf")  # bytes a second, by the slowest request since the last probe
         self._probed = -1e9
 
     @property
@@ -107,7 +107,7 @@ class Belief:
         return 0, largest // 2, largest
 
 
-# `Watched`: a codec that tells how long it took for a tensor, and what it made of it.
+# `Watched`: a codec that reports its time for a tensor, and the encoded size.
 
 Note = Callable[[int, int, int], None]
 """Called with (bytes of the tensor, bytes encoded, nanoseconds)."""
@@ -139,12 +139,12 @@ class Watched(Codec):
         return self._codec.decode(data, params, dtype, elements)
 
 
-# The choice: for every tensor the codec with which it is there, decoded, the soonest. Pure.
+# The choice: for every tensor the codec with which it arrives decoded the soonest. Pure.
 #
-#     of one tensor: encode + its bytes on the link + decode
+# of one tensor: encode + its bytes on the link + decode
 #
-# The link is a curve, not a rate: so tensors are priced at what a byte costs where all are sent as they are, and again
-# where all are as small as they can be. Of these two ways, and raw, the one that the curve says is fastest is taken.
+# The link is a curve, not a rate: so tensors are priced at what a byte costs where all are sent raw, and again where
+# all are as small as they can be. Of these two, and raw, the one that is fastest on the curve is taken.
 
 RAW = "raw"
 
@@ -183,10 +183,10 @@ def _soonest(costs: Mapping[str, Cost], ns_per_byte: float) -> str:
     return min(costs, key=lambda name: costs[name].encode_ns + costs[name].decode_ns + costs[name].nbytes * ns_per_byte)
 
 
-# `Speeds`: what codecs take on this machine, by kind of tensor, and how small they make the tensors of each cut.
+# `Speeds`: the times of codecs on this machine by kind of tensor, and the compression they reach at each cut.
 #
-# A *kind* is a dtype and a class of size (powers of four bytes): a codec's time for a byte hardly depends on more. What
-# is left of a tensor depends on what is in it, and is kept for each *place*: a cut and the number of a piece there.
+# A *kind* is a dtype and a class of size (powers of four bytes): a codec's time per byte hardly depends on more. The
+# encoded size depends on the values, and is kept for each *place*: a cut and the number of a piece there.
 
 PLACES: Final = 4096
 """The number of remembered places; those used longest ago are measured again."""
@@ -303,7 +303,7 @@ class Chooser:
         self._lock = threading.Lock()
         self._belief = Belief()
         self._followed: Callable[[], Link] | None = None
-        self._probing = threading.Lock()  # held by who probes
+        self._probing = threading.Lock()  # held by the probing thread
         self._held: dict[str, tuple[str, ...]] = {}  # by cut, the last choice
         self._told: set[str] = set()
 
@@ -436,7 +436,7 @@ class Chooser:
             found += 0.0 if cost is None else cost.decode_ns
         return found
 
-    # What became of it
+    # Outcomes
 
     def answered(self, bytes_up: int, bytes_down: int, network_ns: int, decoding: tuple[float, int]) -> None:
         """Record a request that was sent once: its bytes, with those before it; the round trip without the server's own
@@ -464,7 +464,7 @@ class Chooser:
             sizes = self._belief.sizes()
         link = None
         if self._probe is not None:
-            with suppress(Exception):  # the requests themselves say what is wrong with the server
+            with suppress(Exception):  # the requests themselves report what is wrong with the server
                 link = self._probe(sizes)
         with self._lock:
             self._belief.take(link, time.monotonic())

@@ -24,13 +24,13 @@ from edge_client.sources import Item
 from shared_hooks.errors import SpecError
 from shared_hooks.models import InputItem
 
-# What ``plan`` and ``run --split auto`` may not exceed, from the words of the command line.
+# The constraints of ``plan`` and ``run --split auto``, from the command line.
 
 
 def constraints_of(options: argparse.Namespace) -> Constraints:
     """Return the constraints. Raises SpecError for an invalid size."""
     memory, traffic = options.max_edge_memory, options.max_bytes_per_second
-    codec = options.codec if options.leakage is None else named(options.codec)  # as tables call it
+    codec = options.codec if options.leakage is None else named(options.codec)  # as tables name it
     return Constraints(
         spoken.size("--max-edge-memory", memory) if memory else None,
         spoken.size("--max-bytes-per-second", traffic) if traffic else None,

@@ -82,11 +82,11 @@ def say(text: str, level: str = "info") -> None:
 OK: Final = 0
 SOME_FAILED: Final = 1  # an input failed, or a cut is not exact
 USAGE: Final = 2  # the command line, a file it names, the model spec, the cut
-CONNECTION: Final = 3  # no server, or it disagrees
+CONNECTION: Final = 3  # no server, or a mismatch with it
 INTERRUPTED: Final = 130  # Ctrl-C
 
 
-# The options by which a command proves who it is, and says whom it trusts; they load nothing.
+# The options by which a command authenticates itself and its server; they import nothing heavy.
 
 
 def add_credentials(command: argparse.ArgumentParser) -> None:
@@ -103,7 +103,7 @@ def add_credentials(command: argparse.ArgumentParser) -> None:
 
 def credentials_of(options: argparse.Namespace) -> Credentials:
     """Return the options' credentials. Raises SpecError for contradictory ones."""
-    from edge_client.credentials import Credentials  # it is more than --help needs
+    from edge_client.credentials import Credentials  # not needed for --help
 
     return Credentials(
         tls=options.tls,
@@ -152,7 +152,7 @@ def check_effects(options: argparse.Namespace) -> None:
         raise SpecError(f"{wrong[0]} has no effect with --split edge-only: nothing is sent")
 
 
-# ``--server`` of every command: what it says, or the default (`edge_client.settings`), which is shown.
+# ``--server`` of every command: the given address, or the default (`edge_client.settings`), which is shown.
 
 
 OPTION = "--server"
@@ -218,7 +218,7 @@ def keywords(options: argparse.Namespace, task: Callable[..., Any], *but: str) -
     return found
 
 
-# What commands print. Where JSON is asked for, standard output holds that and nothing else.
+# What commands print. With --json, standard output holds only the JSON.
 
 
 def screen_width() -> int | None:
@@ -243,7 +243,7 @@ def check_json_target(target: str | None) -> None:
     path = Path(target)
     known = path.exists()
     if known and not path.is_file() and not path.is_dir():
-        return  # whoever reads a pipe would take this for its end
+        return  # a reader of the pipe would take it for the end
     try:
         path.open("ab").close()
         if not known:
@@ -278,7 +278,7 @@ def show_bench(options: argparse.Namespace, measure: Callable[[], Benched]) -> i
     return OK if found.failure is None else CONNECTION
 
 
-# ``--dashboard`` and ``--sink`` of a run: what looks on. Loads neither page nor sinks unless asked to.
+# ``--dashboard`` and ``--sink`` of a run: live observers. Imports page and sinks only when requested.
 
 
 class Looking:

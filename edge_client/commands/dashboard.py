@@ -36,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
     items = find(options.input)
     server = None if here else needed(options)
     if options.split == AUTO:
-        auto.choosing_of(options)  # says what is wrong with the words before anything is loaded
+        auto.choosing_of(options)  # rejects wrong arguments before anything is loaded
     with running(server, choice_of(options), options.observers) as address:
         return _work(options, address, items)
 
@@ -107,7 +107,7 @@ def _send(
             failed += 1
             if not isinstance(error, IsthmusError):
                 raise error
-            if (kind := type(error).__name__) != complaint:  # once for each kind; the page has them all
+            if (kind := type(error).__name__) != complaint:  # once per kind of error; the page has them all
                 say(f"{printable(item.name)}: {one_line(f'{kind}: {error}')}")
         complaint = "" if error is None else type(error).__name__
         time.sleep(max(0.0, options.every - (time.monotonic() - began)))

@@ -117,7 +117,7 @@ def feed_of(options: argparse.Namespace) -> Feed:
     return feed
 
 
-# How long a run's requests took and how many a second were answered, the first one apart.
+# How long a run's requests took and how many per second were answered, the first one apart.
 
 
 KEPT: Final = 100_000
@@ -201,7 +201,7 @@ class Pace:
         }
 
 
-# The model's choice from the command line; what `edge_client.survey` makes of words.
+# The model's choice from the command line, built by `edge_client.survey`.
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:
@@ -215,5 +215,5 @@ def choice_of(options: argparse.Namespace) -> ModelChoice:
         depth=options.depth,
         device=options.device,
         threads=options.threads,
-        only_head=getattr(options, "only_head", None),  # of run
+        only_head=getattr(options, "only_head", None),  # an option of run
     )

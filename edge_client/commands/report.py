@@ -22,7 +22,7 @@ from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.models import FrameId, Prediction
 
-# What became of one input of a run.
+# The outcome of one input of a run.
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Outcome:
     """The outcome of one input file or frame: an answer with predictions, or an error."""
 
     item: Named
-    predictions: Sequence[Prediction] = ()  # best first, row after row
+    predictions: Sequence[Prediction] = ()  # best first, row by row
     answer: Answer | None = None
     times: Times = field(default_factory=Times)  # of the answer, postprocessing included
     measured_ns: int = 0  # the same by two readings of the clock
@@ -124,7 +124,7 @@ def _part(part: Part) -> dict[str, Any]:
     return {**said, "times_ns": known, "forward": part.forward.as_dict() if part.forward else None}
 
 
-# One side's layers as a table: mean over the inputs, what lies outside the layers, and the whole.
+# One side's layers as a table: mean over the inputs, the time outside the layers, and the whole.
 
 
 def folded(records: Sequence[LayerMetrics], depth: int | None) -> list[LayerMetrics]:
@@ -198,7 +198,7 @@ def layer_table(records: Iterable[Sequence[LayerMetrics]], forwards: Iterable[Fo
             ]
         )
     headers = ["id", "name", "type", "mean ms", "cpu ms", *(["mJ"] if with_energy else []), "output"]
-    # of the last input: the sensors may not have been found yet when the first one ran
+    # of the last input: the sensors may not have been found when the first one ran
     readings = [layer.energy for layer in latest] + [forward.energy for forward in whole[-1:]]
     notes = dict.fromkeys(f"energy: {printable(energy.note)}" for energy in readings if energy.note)
     return "\n".join([table(headers, rows, right=(0, *range(3, len(headers)))), *notes])
@@ -300,19 +300,19 @@ class Report:
         self._about = {"model": model, "server": server, "split": split, "codec": codec, "device": device}
         self._tally = tally
         self._outcomes: deque[Outcome] = deque(maxlen=None if tally is None else KEPT)
-        self._differing: list[Outcome] = []  # no longer kept, and not the whole model's
+        self._differing: list[Outcome] = []  # no longer kept, and different from the whole model's
         self._totals = Totals()
         self._pace = pace or Pace()
         self._began = time.perf_counter()
         self._seconds = 0.0
         self._witness = witness
-        self.refused: Mapping[str, str] = {}  # cuts that witnesses took out of use, and why
+        self.refused: Mapping[str, str] = {}  # cuts that witnesses disabled, and why
         self.unlike: Sequence[str] = ()
         """Why the last bits may differ between the two machines."""
         self.gave_up = False
         self.interrupted = False
         """Ended by Ctrl-C: the missing inputs were not sent, or their answers did not arrive in time."""
-        self._before: list[dict[str, Any]] = []  # outcomes of an earlier run, out of its journal
+        self._before: list[dict[str, Any]] = []  # outcomes of an earlier run, from its journal
 
     def resume(self, outcomes: list[dict[str, Any]]) -> None:
         """Add outcomes reported by an earlier run, as `Outcome.as_dict` returned them. Times cover only this run."""
@@ -360,7 +360,7 @@ class Report:
         left_out = totals.count - len(self._outcomes)
         return {
             **self._about,
-            # of all inputs; null where it is not the same for all
+            # of all inputs; null where inputs differ
             "layer_id": ids.pop() if len(ids) == 1 else None,
             "layer_name": names.pop() if len(names) == 1 else None,
             "inputs": [*self._before, *(outcome.as_dict() for outcome in self._outcomes)],
@@ -499,7 +499,7 @@ def check_witness(share: float, split: str, log_level: str | None) -> None:
         return
     if split in (EDGE_ONLY, CLOUD_FILE):
         raise SpecError(f"--witness compares split requests with the whole model: --split {split} splits none")
-    if log_level is None:  # else they are among its lines
+    if log_level is None:  # otherwise they are among its log lines
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("edge-client: %(message)s"))
         logger = logging.getLogger(WITNESS_LOGGER)

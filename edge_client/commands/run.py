@@ -68,7 +68,7 @@ class ServiceManager:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as plug:
                 plug.sendto(text.encode(), self._address)
-        except OSError:  # a manager that hears nothing ends the run by its watchdog: that is its business
+        except OSError:  # a service manager that is not notified ends the run by its watchdog
             pass
 
 
@@ -87,7 +87,7 @@ def main(options: argparse.Namespace) -> int:
     _check_losses(options)
     chooses = None
     if options.split == AUTO:
-        from edge_client.commands import auto  # loads what plans, profiles and measures
+        from edge_client.commands import auto  # imports planning, profiling and measuring
 
         chooses = auto.choosing_of(options)
         auto.log_moves(options.debug)
@@ -173,7 +173,7 @@ def _run(
                         looking.count(client)
                         report.start()
                         _send(chooser, spec, feed, report, maps, kept, journal, manager, show=not options.no_progress)
-                finally:  # once nobody decides any more
+                finally:  # when the controller has stopped
                     decisions = chosen[0].decisions.all if chosen else []
             else:
                 client.open()
@@ -189,7 +189,7 @@ def _run(
                 raise
             report.give_up(feed.unanswered(), error)
             say(f"{_one_line(error)}", "error")
-        except KeyboardInterrupt:  # what was answered is reported all the same
+        except KeyboardInterrupt:  # what was answered is still reported
             interrupts.heard()
             report.interrupted = True
             say("interrupted")
@@ -215,7 +215,7 @@ def _run(
         if report.some_failed or report.refused or feed.broken
         else common.OK
     )
-    # The text first: a disk that is full by now costs the file, and not this, too.
+    # The text first: if the disk is full, only the file is lost.
     if report.answered or not (report.gave_up or report.interrupted):
         print(report.as_text(options.layers, options.depth), flush=True)
         if not is_default(lifecycle):
@@ -282,7 +282,7 @@ def _send(
 def _check_losses(options: argparse.Namespace) -> None:
     """Raise SpecError, before a server is started, for what `EdgeClient` would refuse."""
     if options.codec == AUTO or options.calibration or options.max_loss:
-        from edge_client.planning.codecs import Codecs  # only runs that choose codecs
+        from edge_client.planning.codecs import Codecs  # only for runs that choose codecs
 
         Codecs.of(options.codec, options.calibration, options.max_loss)
 

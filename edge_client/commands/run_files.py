@@ -96,18 +96,17 @@ class RunJournal:
         try:
             about = path.stat()
             known = str(path), about.st_size, about.st_mtime_ns
-        except OSError:  # it will fail, as an input
+        except OSError:  # it will fail as an input
             known = str(path), -1, -1
         self._seen[known] += 1
         return (*known, self._seen[known])
 
 
-# Outputs that `edge-client run --output` keeps: of every input a JSON file, and what does not belong into one beside
-# it.
+# Outputs that `edge-client run --output` keeps: of every input a JSON file, with large values in files beside it.
 #
 # ``0001_photo.jpg.json`` has the predictions and the output's structure, with tensors of up to `INLINE` values as
 # lists; ``0001_photo.jpg.safetensors`` has the larger ones, by the names that the JSON gives them;
-# ``0001_photo.jpg.drawn.png`` shows what the spec's [draw] finds.
+# ``0001_photo.jpg.drawn.png`` draws what the spec's [draw] finds.
 
 
 INLINE: Final = 64
@@ -183,7 +182,7 @@ def _told(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
     if isinstance(value, torch.Tensor):
         shape, dtype = list(value.shape), str(value.dtype).removeprefix("torch.")
-        if value.is_complex():  # nor does safetensors have it in all releases
+        if value.is_complex():  # safetensors does not support complex numbers in all releases
             value, dtype = torch.view_as_real(value.resolve_conj()), f"{dtype} as pairs"
         if value.numel() <= INLINE and (not value.is_floating_point() or bool(value.isfinite().all())):
             return {"shape": shape, "dtype": dtype, "values": value.tolist()}
@@ -201,7 +200,7 @@ def _told(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     return one_line(repr(value))[:200]
 
 
-# Attention as PNG files: of every input a folder, in it one picture for each record, named by side and module.
+# Attention as PNG files: a folder for every input, in it one picture for each record, named by side and module.
 
 
 LONGEST: Final = 80
@@ -234,7 +233,7 @@ class HeatMaps:
     def _one(self, folder: Path, name: str, picture: str) -> None:
         try:
             image = coloured(decoded(picture))
-        except BadFrame:  # a server's; the others are good
+        except BadFrame:  # those of a server are broken; the others are good
             self.damaged += 1
             return
         try:

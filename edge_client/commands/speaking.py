@@ -155,7 +155,7 @@ def figures(summary: Summary) -> str:
     return f"{summary.line}{each}"
 
 
-# A text, continued.
+# Completing a text.
 
 
 def generate(options: argparse.Namespace) -> int:
@@ -218,7 +218,7 @@ def _written(
     return text, made
 
 
-# Turns; the model's state stays on both sides.
+# Chat turns; the model's state stays on both sides.
 
 
 WORDS: Final = {
@@ -373,7 +373,7 @@ def serve(options: argparse.Namespace) -> int:
     return common.OK
 
 
-# Text that comes in pieces, onto a screen or into a file.
+# Writes text that comes in pieces, to a screen or into a file.
 
 NARROWEST: Final = 10
 """Minimum columns of a terminal on which words are kept whole."""

@@ -39,7 +39,7 @@ NARROWEST: Final = 40
 WIDTH: Final = 80
 """Width of sentences; a table is as wide as its cells."""
 
-# a task is imported when its command runs: each brings libraries of its own
+# a task is imported when its command runs: each imports libraries of its own
 
 
 def calibrate(options: argparse.Namespace) -> int:

@@ -110,11 +110,11 @@ def _picture(title: str, answer: Answer, width: int) -> Group:
             title=found.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
         )
         for header in found.headers:
-            shown.add_column(header, overflow="fold")  # cut off, -4.6e-10 would read as -4.6
+            shown.add_column(header, overflow="fold")  # truncated, -4.6e-10 would read as -4.6
         room = _room(found, width)
         for side, module, *cells in found.rows:
-            name = module if len(module) <= room else f"…{module[-room + 1 :]}"  # its end tells more
-            shown.add_row(*(Text(cell) for cell in (side, name, *cells)))  # a name may hold [brackets]
+            name = module if len(module) <= room else f"…{module[-room + 1 :]}"  # its end is more informative
+            shown.add_row(*(Text(cell) for cell in (side, name, *cells)))  # a name may contain [brackets]
         if found.rows:
             parts.append(shown)
         else:

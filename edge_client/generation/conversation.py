@@ -14,7 +14,7 @@ from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import ModelSpec
 from shared_hooks.showing import short, summary_of
 
-# Text to token ids and back, by whatever the model's spec names as its tokenizer.
+# Text to token ids and back, by the tokenizer that the model's spec names.
 
 
 Message = Mapping[str, str]
@@ -56,7 +56,7 @@ class Words:
 
     def _encode(self, text: str) -> list[int]:
         made = self.tokenizer.encode(text)
-        return list(getattr(made, "ids", made))  # the library tokenizers gives an object
+        return list(getattr(made, "ids", made))  # the tokenizers library returns an object
 
     def _bare(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -92,7 +92,7 @@ class Words:
             )
         except Exception as error:
             raise SpecError(f"the tokenizer's chat template raised {type(error).__name__}: {error}") from error
-        return self._bare(text)  # the template has written the special tokens
+        return self._bare(text)  # the template already contains the special tokens
 
 
 class TextStream:
@@ -211,7 +211,7 @@ class Conversation:
                 given, attention_mask=torch.ones_like(given), return_dict_in_generate=True, **options
             )
         except BaseException:
-            self._state = None  # nobody knows how far it came
+            self._state = None  # how far it got is unknown
             raise
         self._state = getattr(output, "past_key_values", None)
         self._ids = output.sequences[0].tolist()
@@ -243,15 +243,16 @@ class Conversation:
             return None, 0
         try:
             read = state.get_seq_length()
-        except (AttributeError, ValueError):  # a recurrent state does not know how much it has read
+        except (AttributeError, ValueError):  # a recurrent state does not count what it has read
             return None, 0
         same = next((at for at, (a, b) in enumerate(zip(self._ids, ids, strict=False)) if a != b), len(self._ids))
         keep = min(same, read, len(ids) - 1)
         if keep <= 0:
             return None, 0
-        if keep < read:  # a template may write an earlier turn otherwise than it was
+        if keep < read:  # a template may render an earlier turn differently later
             try:
-                state.crop(keep - read)  # below 0: so many less
-            except (AttributeError, ValueError, NotImplementedError, RuntimeError):  # a window that has moved on, ...
+                state.crop(keep - read)  # negative: so many tokens less
+            # a sliding window that has moved on, ...
+            except (AttributeError, ValueError, NotImplementedError, RuntimeError):
                 return None, 0
         return state, keep

@@ -35,17 +35,17 @@ __all__ = [
 ]
 
 
-# ``generate()`` with drafts: transformers' assisted decoding, with as many tokens a step as pay.
-# Greedy search gives what it gives without drafts, as far as a step over several tokens rounds as steps over one do.
-# Sampling keeps the distribution; which words are drawn depends on how many tokens are drafted, and that on times. With
-# a `Constant` pace the same seed gives the same words.
+# ``generate()`` with drafts: transformers' assisted decoding, with as many tokens a step as pay off. Greedy search
+# gives the same tokens as without drafts, as far as a step over several tokens rounds as steps over one do. Sampling
+# keeps the distribution; which tokens are drawn depends on how many are drafted, and that on timing. With a
+# `Constant` pace the same seed gives the same tokens.
 
-# Where drafts come from. Each is one of transformers' own; a source says how it is asked for, and for how much.
+# Sources of drafts. Each is one of transformers' own; a source knows its arguments, and how many tokens to request.
 
-# The first layers of a model with its own norm and output head, as a model that drafts.
+# The first layers of a model with its own norm and output head, as a draft model.
 #
-# Every architecture's own code runs: behind the last layer that is wanted, the rest of the blocks in its list pass on
-# what that one gave. So the model's own final norm and output head see the hidden state of an early layer.
+# Every architecture's own code runs: after the last wanted layer, the remaining blocks of its list return their
+# input. So the model's own final norm and output head see the hidden state of an early layer.
 
 _OURS = (
     *("forward", "generate", "_get_logits_processor", "_get_candidate_generator"),
@@ -88,7 +88,7 @@ class EarlyExit:
         twin: Any = object.__new__(type(model))
         twin.__dict__.update({name: value for name, value in vars(model).items() if name not in _OURS})
         settings = copy.deepcopy(twin.generation_config)
-        # how much is drafted is decided outside
+        # the number of drafted tokens is decided outside
         settings.num_assistant_tokens_schedule = "constant"
         settings.assistant_confidence_threshold = 0.0
         twin.__dict__["generation_config"] = settings
@@ -103,7 +103,7 @@ class EarlyExit:
                 for value in kwargs.values():
                     _leave_unused(value)
 
-        # transformers reads what a forward takes
+        # transformers inspects the parameters of a forward
         forward.__signature__ = inspect.signature(types.MethodType(plain, twin))  # type: ignore[attr-defined]
         twin.__dict__["forward"] = forward
         return twin
@@ -226,12 +226,12 @@ class FirstLayers:
         candidates.num_assistant_tokens = tokens
 
 
-# How many tokens to draft: as many as give the most tokens a second, by what the steps so far have shown.
+# How many tokens to draft: the number that gives the most tokens a second, estimated from the steps so far.
 #
 # A step that drafts n tokens gives 1 + p1 + p1 p2 + ... + p1...pn of them, where pi is how often the i-th is accepted
 # when those before it were. It takes a + b n seconds: a is the round trip, the rest of a step and the beginning of a
-# draft, b what one token more costs to be drafted, sent and verified. A step without drafts has a time of its own. All
-# are estimated from steps, the last ones counting most.
+# draft, b the cost of drafting, sending and verifying one token more. A step without drafts has a time of its own.
+# All are estimated from steps, recent ones counting most.
 
 FORGET = 0.95
 """The decay of an observation's weight per step."""
@@ -319,7 +319,7 @@ class Measured:
         self._times = _Line()
         self._alone = _Line()
         self._last = 0
-        self._drafting = 0  # steps since one without drafts
+        self._drafting = 0  # steps since the last one without drafts
 
     def choose(self) -> int:
         """As `Pace.choose`."""
@@ -334,7 +334,7 @@ class Measured:
             tokens += reached
             if tokens / (base + slope * number) > best_rate:
                 best, best_rate = number, tokens / (base + slope * number)
-        # step by step: what is far from what was tried is not known
+        # step by step: the estimate is reliable only near what was tried
         return min(best, 2 * self._last + 2)
 
     def rates(self) -> list[float]:
@@ -351,7 +351,7 @@ class Measured:
         """As `Pace.step`."""
         self._last = asked
         drafted = min(drafted, self.most)
-        if drafted or not asked:  # where nothing was asked for, what is known of drafts grows old
+        if drafted or not asked:  # where no draft was requested, the estimates of drafts age
             self._tried = [one * FORGET for one in self._tried]
             self._kept = [one * FORGET for one in self._kept]
         for place in range(drafted):
@@ -384,8 +384,8 @@ class _Line:
         self._xx, self._xy = self._xx + tokens * tokens, self._xy + tokens * seconds
         spread = self._xx - self._x * self._x / self._weight
         together = self._xy - self._x * self._y / self._weight
-        slope = (together + self.slope) / (spread + 1.0)  # a spread of less than a token tells little
-        most = 0.9 * self._y / self._x if self._x else slope  # a step without drafts takes some time
+        slope = (together + self.slope) / (spread + 1.0)  # a spread of less than a token carries little information
+        most = 0.9 * self._y / self._x if self._x else slope  # a step without drafts takes some time, too
         self.slope = max(0.0, min(slope, most))
 
     @property
@@ -410,7 +410,7 @@ class Worth:
         self._seconds[ahead] = FORGET * self._seconds[ahead] + seconds
         self._steps[ahead] += 1
         if not ahead and not self.pays and self._steps[False] % AGAIN == 0:
-            self._tokens[True], self._seconds[True], self._steps[True] = 0.0, 0.0, 0  # it is tried again
+            self._tokens[True], self._seconds[True], self._steps[True] = 0.0, 0.0, 0  # it is measured again
 
     @property
     def pays(self) -> bool:
@@ -477,7 +477,7 @@ class Drafting:
             self._read = _read(kwargs["input_ids"], kwargs["generation_config"], kwargs["model_kwargs"])
             measured = self.pace, self.tally, self._ahead or Worth()
             made = _Candidates(candidates_of(*args, **kwargs), self._source, *measured, self._clock)
-            # of words that are drawn, which they are would depend on times
+            # with sampling, the drawn tokens would depend on timing
             if self._ahead is not None and not kwargs["generation_config"].do_sample:
                 texts.append(made)
             return made
@@ -485,7 +485,7 @@ class Drafting:
         def drafting_inputs(
             input_ids: torch.Tensor, *args: Any, next_sequence_length: int | None = None, **kwargs: Any
         ) -> Any:
-            # transformers' drafts read a prompt whole, though a state that is given has read some of it
+            # transformers' drafts read a prompt from its beginning, though the given state has read a part of it
             if kwargs.get("is_first_iteration") and self._read:
                 next_sequence_length, self._read = input_ids.shape[1] - self._read, 0
             given = inputs_of(input_ids, *args, next_sequence_length=next_sequence_length, **kwargs)
@@ -620,12 +620,12 @@ class _Candidates:
                 self._candidates.assistant_kwargs = ready.assistant
             self._asked = self._drafted = found.shape[1] - input_ids.shape[1]
             return found, logits
-        self._with_others = bool(self._ahead)  # the server may still be at one of them
+        self._with_others = bool(self._ahead)  # the server may still be computing one of them
         if self._ahead:
             self._tally.foreseen(False)
             self._tally.ahead_in_vain += len(self._ahead)
             self._ahead.clear()
-        # a model that drafts takes the prompt in the first step, or it does not find into the text later
+        # a draft model takes the prompt in the first step; later it could not catch up with the text
         self._asked, found, logits = max(self._pace.choose(), int(self._first)), input_ids, None
         if self._asked:
             self._source.set_length(self._candidates, self._asked)
@@ -642,12 +642,12 @@ class _Candidates:
         if seconds is not None:
             self._worth.step(self._with_others or bool(self._ahead), accepted + 1, seconds)
         self._tally.step(self._drafted, accepted)
-        if self._drafted and not self._ahead:  # one token more would have been foreseen than was drafted
+        if self._drafted and not self._ahead:  # one token more than was drafted would have been foreseen
             self._tally.foreseen(accepted == self._drafted, 0.25)
         if self._asked:
             self._candidates.update_candidate_strategy(input_ids, scores, num_matches)
 
-    # Drafts that are made while those before them are verified
+    # Drafts made while those before them are being verified
 
     @property
     def _sure(self) -> list[float]:
@@ -665,7 +665,7 @@ class _Candidates:
             self._ahead.pop()
             self._tally.ahead_in_vain += 1
         tip = self._ahead[-1].inputs if self._ahead else self._inputs
-        # of more the server computes one after the other, and nothing is saved
+        # the server computes further ones one after the other, and nothing is saved
         if tip is None or self._first or len(self._ahead) < after or after * compute_ns > saved_ns:
             return None
         if not self._worth.pays:
@@ -675,11 +675,11 @@ class _Candidates:
             return None
         found, logits, sure, assistant = self._drafts_after(tip.ids, 1 + max(1, self._pace.choose()))
         tokens = found.shape[1] - tip.ids.shape[1]
-        if tokens < 2:  # a guess alone
+        if tokens < 2:  # only a guess
             return None
-        tip.kwargs["past_key_values"].crop(0)  # as it is done behind a step whose drafts were all accepted
+        tip.kwargs["past_key_values"].crop(0)  # as after a step whose drafts were all accepted
         inputs = tip.then(found)
-        logits = None if logits is None else logits[:, 1:]  # the first is no draft
+        logits = None if logits is None else logits[:, 1:]  # the first is not a draft
         self._ahead.append(_Ahead(found[:, : 1 - tokens or None], inputs, logits, sure[1:], assistant))
         self._tally.ahead += 1
         return NextCall(inputs.prepared(tokens), tokens)

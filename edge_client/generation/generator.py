@@ -25,7 +25,7 @@ from shared_hooks.generation.split import HISTORY_BYTES, Heads
 from shared_hooks.modules import GROUP, groups_of, weights_hash
 from shared_hooks.showing import summary_of
 
-# Which module a generation is cut after, where somebody names it.
+# The module after which a generation is cut, where the user names it.
 
 TOWERS: Final = ("vision", "audio", "fusion")
 """Groups of modules (`shared_hooks.modules.tables`) whose results are inputs of a language model."""
@@ -52,7 +52,7 @@ def check_cut(model: nn.Module, cut: object) -> str:
         return group_cut(model, cut.removeprefix(GROUP))
     known = {path for path, module in model.named_modules() if path and not isinstance(module, _LISTS)}
     path = cut.partition("#")[0]
-    if path not in known and path not in dict(model.named_modules()):  # of lists the engine says more
+    if path not in known and path not in dict(model.named_modules()):  # for lists the engine's message has more detail
         found = near(path, known, NEAR)
         raise UnknownLayer(f'no layer "{cut}".{found or _blocks_told(model)}')
     return cut
@@ -161,7 +161,7 @@ class SplitGenerator:
         """Where each part of the model begins: the first server's, and for a chain those after it."""
         self.cut = self.cuts[0]
         link = SessionLink(client, self.cuts, exact=exact) if link is None else link
-        own = client.wrapped if self.model is client.wrapped.model else None  # whose observers look at the heads, too
+        own = client.wrapped if self.model is client.wrapped.model else None  # its observers watch the heads, too
         self._forward = SplitForward(
             self.model,
             self.cut,
@@ -278,7 +278,7 @@ def _shares(model: nn.Module, other: nn.Module) -> bool:
 def _best(client: ClientCore, model: nn.Module, answer: Answer) -> str:
     """Return the cut that a plan chooses. Raises the errors of planning."""
     from edge_client.generation.survey import best_generation_cut
-    from edge_client.planning.generation import Workload  # few ask for it, and it loads what measures
+    from edge_client.planning.generation import Workload  # rarely used, and it imports what measures
 
     short = answer is not None and answer[0] != "top"
     return best_generation_cut(client, Workload(answer=("token",) if short else answer), model=model)

@@ -82,7 +82,7 @@ class SharedHeads:
         error: BaseException | None = None
         try:
             found = self._together.run([one.run for one in batch], contexts=[one.context for one in batch])
-        except BaseException as wrong:  # none of theirs: from outside
+        except BaseException as wrong:  # raised from outside, not by any of them
             found, error = [], wrong
         with self._changed:
             now = time.monotonic()

@@ -71,7 +71,7 @@ class SessionLink:
         try:
             self._ask(session, 0, split_pb2.Decoding(cut=self.cut, close=True), {}, [], CLOSE_SECONDS)
         except IsthmusError:
-            pass  # it is gone already, or will be when it has been idle for long
+            pass  # it has left already, or will be evicted when idle
 
     def begin(
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int

@@ -12,7 +12,7 @@ import torch
 from shared_hooks.generation import StepRecord
 from shared_hooks.showing import duration, html_table, panel, size, summary_of
 
-# When tokens come, seen from inside ``generate()`` of transformers: a stopping criterion that never stops anything.
+# Timestamps of tokens, taken inside ``generate()`` of transformers: a stopping criterion that never stops anything.
 
 
 class Clock:

@@ -29,7 +29,7 @@ from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.generation import Link, SplitForward
 from shared_hooks.profiling.decoding import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, DecodingProfile, Measurement, generated
 
-# A few real steps of a split generation, at the first and at the last cut: what the server takes, and what crosses.
+# A few real steps of a split generation, at the first and at the last cut: the server's time, and what crosses.
 
 QUEUED: Final = "queue"
 """The server's duration that is waiting, not work."""

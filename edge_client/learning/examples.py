@@ -68,7 +68,7 @@ class Examples:
         for flat, like in zip(pieces, self.template.pieces, strict=True):
             _, stride = storage_order(like)
             flat = flat.reshape(-1).to(like.dtype)
-            flat = flat if flat.requires_grad else flat.clone()  # the tail may work in its memory
+            flat = flat if flat.requires_grad else flat.clone()  # the tail may write to its memory
             strided.append(flat.as_strided(like.shape, stride))
         early = replace(self.template, pieces=tuple(strided), starts=(), disposable=True)
         return _floats(self.wrapped.tail(early, gradients=gradients))
@@ -140,11 +140,11 @@ def examples_of(
     forms = {tuple(one.shape for one in outputs) for _, _, outputs in kept}
     answered = (
         _stacked([one for _, _, one in kept]) if len(forms) == 1 else ()
-    )  # boxes: of each input as many as it has
+    )  # boxes: their number differs between inputs
     made = Examples(
         wrapped, first, pieces, _stacked([one for _, one, _ in kept]), answered, tuple(used), kept[0][0], kept[0][0], 1
     )
-    if not answered:  # nothing is to be asked of the model
+    if not answered:  # there is nothing to run
         return replace(made, batch=wanted)
     return _batched(made, cut, calls[:wanted]) or made
 

@@ -85,7 +85,7 @@ def _form(examples: Examples, number: int) -> _Form | None:
     if not grain.is_map:
         return _Form("tokens", grain.channels, grain.outer * grain.inner, (1, 1), positive)
     height, width = grain.inner // grain.width, grain.width
-    if grain.inner == 1 and grain.outer > 1:  # channels last: the map's size is in its mark alone
+    if grain.inner == 1 and grain.outer > 1:  # channels last: only the mark has the map's size
         return None
     return _Form("map", grain.channels, grain.outer, (height, width), positive)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge_client.answer import Answer
     from shared_hooks.metrics import LayerMetrics, Reading
 
-# `Aside`: what hooks hand over is worked on in a thread of its own, so that no request waits for it.
+# `Aside`: processes what hooks pass on in a thread of its own, so that requests do not wait for it.
 
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Aside(Generic[Item]):
         self._name = name
         self._work = work
         self._most = most
-        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # its `put` waits for no lock
+        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # its `put` takes no lock
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -72,7 +72,7 @@ class Aside(Generic[Item]):
             del item
 
 
-# What the page shows of an answer, a decision, a reading: JSON-able, and short.
+# What the page shows of an answer, a decision, a reading: short, and ready for JSON.
 
 
 TEXT: Final = 400

@@ -76,7 +76,7 @@ def request(answer: Answer, number: int) -> Entry:
     }
 
 
-# What happens to a client, reported to the board: answers, failures, moves of the cut, connections.
+# Reports a client's events to the board: answers, failures, moves of the cut, connections.
 
 NUMBERS_SECONDS: Final = 0.4
 """The least time between two entries of frequent events."""
@@ -100,7 +100,7 @@ class Telling:
         """The start of the decisions' ``seconds``."""
         self._about()  # it may be connected already
 
-    # -- of the life cycle
+    # -- the life cycle's
 
     def after_request(self, event: Event) -> None:
         """A request was answered, failed, or cancelled."""
@@ -130,7 +130,7 @@ class Telling:
         """The server accepts no new requests."""
         self._event("draining", "the server finishes what it has, and takes nothing new")
 
-    # -- of a controller
+    # -- a controller's
 
     def follow(self, chooser: AutoClient) -> None:
         """Show all decisions of a chooser, and earlier ones that are shown as events."""
@@ -246,11 +246,11 @@ def _power(track: Track | Reading, start: int, stop: int) -> Reading:
     return Reading(grown.value / ((stop - start) / 1e9), grown.status, grown.note)
 
 
-# The link and the server's load where no controller measures them: small probes, only while somebody looks.
+# The link and the server's load where no controller measures them: small probes, only while the page is open.
 #
-# Rounds of nothing every two seconds give the round trip and the load. Every ten seconds a few rounds of bytes give the
-# rate, as a plan estimates it (`planning.link.speed_of`): by how much longer they take than rounds of nothing, with the
-# interval of that. They begin small, and grow while they take no time worth measuring.
+# Empty rounds every two seconds give the round trip and the load. Every ten seconds a few rounds with bytes give the
+# rate, as a plan estimates it (`planning.link.speed_of`): by how much longer they take than empty rounds, with its
+# interval. They begin small, and grow while they take no measurable time.
 
 PING_EVERY: Final = 2.0
 TRAIN_EVERY: Final = 10.0
@@ -295,7 +295,7 @@ class LinkWatch:
         except IsthmusError as error:
             if self._closed:
                 return
-            if (kind := type(error).__name__) != self._complaint:  # once for each kind of reason
+            if (kind := type(error).__name__) != self._complaint:  # once per kind of reason
                 self._complaint = kind
                 self._board.add("events", board.event("gone", f"probe: {error}"))
             return
@@ -412,11 +412,11 @@ class Dashboard:
         self._closed.set()
         if (link := self._link) is not None:
             link.close()
-        self._ticker.join()  # it may have begun to follow a chooser
+        self._ticker.join()  # it may have started to follow a chooser
         if self._hooks is not None and self._client is not None:
             if self._chooser is not None:
                 self._chooser.decisions.forget(self._hooks.decided)
-            with suppress(SpecError):  # somebody else has removed it
+            with suppress(SpecError):  # removed by other code
                 self._client.lifecycle.remove(self._hooks)
         self._aside.close()
         self._server.close()

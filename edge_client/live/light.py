@@ -96,7 +96,7 @@ class LightDashboard:
 
     def _tick(self) -> None:
         self._process.cpu_percent()
-        psutil.cpu_percent()  # from here on
+        psutil.cpu_percent()  # starts the interval
         while not self._closed.wait(LOOK_SECONDS):
             self.board.add("edge", self._machine())
             if self._server.readers:

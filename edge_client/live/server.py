@@ -25,12 +25,13 @@ from edge_client.live.board import Board
 from shared_hooks.config import is_loopback, is_own
 from shared_hooks.errors import SpecError
 
-# What a browser may ask for: the page, its script and style, and the stream of what is new. And from where.
+# What a browser may fetch: the page, its script and style, and the stream of updates; and from where.
 #
-# The page is for whoever sits at this machine. A `Host` that is a name of somebody's own would be DNS rebinding
-# (https://owasp.org/www-community/attacks/DNS_Rebinding), an `Origin` or `Sec-Fetch-Site` of another site would be its
-# script: both are refused. The stream is server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html):
-# first "whole", then "more" as often as there is something, until "ended".
+# The page is for users of this machine. A foreign `Host` would be DNS rebinding
+# (https://owasp.org/www-community/attacks/DNS_Rebinding), an `Origin` or `Sec-Fetch-Site` of another site would be
+# its script: both are refused. The stream is server-sent events
+# (https://html.spec.whatwg.org/multipage/server-sent-events.html): first "whole", then "more" for every update, until
+# "ended".
 
 FOLDER: Final = Path(__file__).parent
 FILES: Final = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css")} | {
@@ -77,7 +78,7 @@ class Application:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
         if origin not in (None, f"http://{host}"):
             return "another origin may not read this page"
-        followed = path == "/" and headers.get("sec-fetch-dest") == "document"  # a link that somebody clicked
+        followed = path == "/" and headers.get("sec-fetch-dest") == "document"  # a link that was clicked
         if site not in ("none", "same-origin") and not followed:
             return "another site may not read this page"
         return None
@@ -123,7 +124,7 @@ class Events:
         number, whole = self._board.whole()
         await _say(send, "whole", whole)
         while not gone.done():
-            ended = self._ended.is_set()  # before what is asked for: what was added until then is sent
+            ended = self._ended.is_set()  # before the items: everything added until then is sent
             number, more = self._board.since(number)
             if more:
                 await _say(send, "more", more)
@@ -177,7 +178,7 @@ class WebServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level=logging.CRITICAL,  # a line for every reader who leaves says nothing
+            log_level=logging.CRITICAL,  # a log line for every reader that leaves is useless
             access_log=False,
             proxy_headers=False,
             server_header=False,

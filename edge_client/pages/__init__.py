@@ -74,10 +74,10 @@ def _plain(name: str) -> str:
     return head if mark and call.isdigit() else name
 
 
-# A page from a template and data, complete in itself.
+# A page from a template and data, self-contained.
 #
 # What users wrote (names of models, layers, files; errors) reaches it in two ways only: escaped by the template, and
-# as JSON that the page's script puts in as text. Its policy lets no other script run, and nothing be fetched.
+# as JSON that the page's script inserts as text. Its policy forbids other scripts and all requests.
 
 
 HERE: Final = Path(__file__).parent

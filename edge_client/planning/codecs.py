@@ -19,10 +19,10 @@ from shared_hooks.files import write_json
 from shared_hooks.profiling.profile import Fields, ModelIdentity
 from shared_hooks.showing import short
 
-# `LossTable`: what every codec costs in answers at every cut, as ``edge-client calibrate`` found it; a file.
+# `LossTable`: the loss in answers of every codec at every cut, measured by ``edge-client calibrate``; a file.
 #
-# A codec may be used at a cut for a loss that a user allows if it is lossless, or if the upper bound of what it was
-# found to lose there is no more. docs/calibration.md.
+# A codec may be used at a cut for a loss that a user allows if it is lossless, or if the upper bound of its measured
+# loss there is no greater. docs/calibration.md.
 
 
 FORMAT: Final = "isthmus-codec-losses"
@@ -235,7 +235,7 @@ def loss_of(value: str | float, name: str = "max_loss") -> float:
         found = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         found = math.nan
-    if isinstance(value, bool) or not 0 <= found < 1:  # which rejects NaN, too
+    if isinstance(value, bool) or not 0 <= found < 1:  # rejects NaN, too
         meant = f". Did you mean {text}%?" if 1 <= found < 100 and not text.endswith("%") else ""
         raise SpecError(f"{option(name, value)}: expected a share from 0 to less than 1, such as 0.005 or 0.5%{meant}")
     return found

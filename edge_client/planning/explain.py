@@ -69,7 +69,7 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
         decision.scores, key=lambda name: decision.scores[name]
     ):
         return []
-    # A round trip near nothing is searched from a microsecond on.
+    # A round trip near zero is searched from a microsecond on.
     rtt = max(link.rtt_ns, 1e3)
     goodput, reported = link.up.bytes_per_second * 8 / 1e6, link.speed_up.value
     found = [
@@ -81,7 +81,7 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
     result = []
     for what, unit, now, difference in found:
         factor = crossing(difference) if math.isfinite(now) else None
-        # One figure for the link, the one that people are shown; the curve's own slope only where that is not known.
+        # One figure for the link, the one that is shown; the curve's own slope only where that is unknown.
         known = now if what != "uplink goodput" else None if reported is None else reported * 8 / 1e6
         at = None if factor is None else factor * (now if known is None else known)
         result.append(BreakEven(what, unit, known, at, factor is not None and factor > 1))

@@ -37,7 +37,7 @@ from shared_hooks.showing import short
 # every cut.
 
 
-# What a split step takes beside the model's own work, measured on a few real ones.
+# The overhead of a split step over the model's own work, measured on a few real ones.
 
 
 HEADER_BYTES: Final = 200
@@ -70,7 +70,7 @@ class Overhead:
         }
 
 
-# What is to be generated: so many tokens after so many, what comes back of the logits, and what is drafted.
+# The workload of a generation: lengths of prompt and reply, what is returned of the logits, and what is drafted.
 
 
 TOKEN_BYTES: Final = 8
@@ -92,7 +92,7 @@ class Drafting:
     def __post_init__(self) -> None:
         if self.tokens < 0:
             raise SpecError(f"drafting {self.tokens} tokens: expected 0 or more")
-        if not 0 <= self.acceptance <= 1:  # which rejects NaN, too
+        if not 0 <= self.acceptance <= 1:  # rejects NaN, too
             raise SpecError(f"acceptance {self.acceptance}: expected a share from 0 to 1")
         if not 0 <= self.token_ns < math.inf:
             raise SpecError(f"a drafted token takes {self.token_ns} ns: expected 0 or more")
@@ -141,7 +141,7 @@ class Workload:
         return float(tokens * TOKEN_BYTES)
 
 
-# Whether a running session should move its cut: what the move costs, and after how many tokens it has paid.
+# Whether a running session should move its cut: the cost of the move, and after how many tokens it has paid off.
 #
 # *Carrying* sends what the blocks between the two cuts keep (keys and values) to the other side. *Replaying* opens a
 # new session at the new cut: this side computes the head of all tokens so far once more, sends their hidden states,
@@ -291,7 +291,7 @@ class _Ways:
         head = (self.edge.before, *self.edge.blocks[: at + 1])
         tail = (*self.cloud.blocks[at + 1 :], self.cloud.after)
         name, hidden = self.edge.blocks[at].name, self.edge.blocks[at].hidden_bytes
-        # the server runs the code before its blocks, too; its time is in what `before` says there
+        # the server runs the code before its blocks, too; its time is that of `before` there
         work = (self.cloud.before, *tail)
         memory = _memory(head, self.workload)
         return _candidate(
@@ -412,7 +412,7 @@ def _energy(what: _Round, power: Power | None) -> Reading:
     return Reading.estimated(joules, f"given: {power.active:g} W while it computes, {power.idle:g} W while it waits")
 
 
-# The best cut for a generation: by what a token, the first token, or the whole reply takes, under constraints.
+# The best cut for a generation: by the time of a token, the first token, or the whole reply, under constraints.
 
 
 def decide_generation(
@@ -428,12 +428,13 @@ def decide_generation(
     return decide([one.of(goal) for one in candidates], objective, constraints)
 
 
-# What a few real steps at two cuts tell: what the blocks take on either side in split steps, and what else crosses.
+# Derived from a few real steps at two cuts: the time of the blocks on either side in split steps, and the rest of
+# what crosses.
 #
-# The earlier cut leaves all but the first block to the server, the later one none. What the server takes less at the
-# later one is that of the blocks between, shared out as they share their time on the edge alone; the rest is what
-# comes after the blocks, with all that a session does with a step. On the edge it is the other way round. A processor
-# that waits for the network between two steps is slower than one that continues, so this is not what it takes alone.
+# The earlier cut leaves all but the first block to the server, the later one none. The difference of the server's
+# times is that of the blocks between, divided as their times on the edge alone are; the remainder is the code after
+# the blocks, with the session's overhead of a step. On the edge it is the other way round. A processor that waits for
+# the network between two steps is slower than one that continues, so this is not its time alone.
 
 
 NOTE = "from steps at two cuts; blocks share the server's time as they do the edge's"
@@ -480,7 +481,7 @@ def head_profile(edge: DecodingProfile, samples: Sequence[StepSample]) -> Decodi
     steps = _Ends.of([one for one in samples if not one.prompt], lambda one: one.edge_ns, first=0, second=last)
     prompts = _Ends.of([one for one in samples if one.prompt], lambda one: one.edge_ns, first=0, second=last)
     blocks = _shared(edge, steps.more, prompts.more, samples)
-    # the first block is in the least; before it is what is left of that
+    # the least contains the first block; `before` is the remainder
     before = replace(edge.before, step=steps.least - blocks[0].step, prefill=prompts.least - blocks[0].prefill)
     return replace(edge, before=before, blocks=blocks, note=NOTE)
 

@@ -127,7 +127,7 @@ def bound_of(
         raise SpecError(
             f"{option('max_leakage')} and {option('leakage')} go together: a bound, and the file of edge-client leakage"
         )
-    if isinstance(max_leakage, bool) or not 0 <= max_leakage <= 1:  # which rejects NaN, too
+    if isinstance(max_leakage, bool) or not 0 <= max_leakage <= 1:  # rejects NaN, too
         raise SpecError(f"{option('max_leakage', max_leakage)}: expected a share from 0 to 1")
     table = leakage if isinstance(leakage, LeakageTable) else read(leakage)
     return LeakageBound(table, float(max_leakage), RAW if codec == "auto" else codec)

@@ -13,13 +13,12 @@ from edge_client.screen import size
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import short
 
-# How fast one direction of a link is: a robust figure with its spread, or that it cannot be known.
+# How fast one direction of a link is: a robust figure with its spread, or unknown.
 #
-# What the bytes of a round take is what a large round takes more than one of half its size: so neither the round trip
-# nor what a token bucket forgives the first bytes counts. Of all pairs of a large and a smaller round the median is
-# the figure (Hodges and Lehmann 1963), and the interval is the one that belongs to the rank test of Wilcoxon, Mann
-# and Whitney: it asks nothing of the noise but that it is alike for both sizes, and a round out of four may be far
-# off.
+# The time of a round's bytes is the difference of a large round and one of half its size: so neither the round trip
+# nor a token bucket's burst counts. The figure is the median of all pairs of a large and a smaller round (Hodges and
+# Lehmann 1963), and the interval is that of the rank test of Wilcoxon, Mann and Whitney: it assumes only that the
+# noise is alike for both sizes, and one round in four may be far off.
 
 
 LEAST_ROUNDS: Final = 3
@@ -134,7 +133,7 @@ def mbit(bytes_per_second: float | None) -> str:
     return f"{bits / 1e3:.3g} kbit/s"
 
 
-# A number followed through noisy observations: an exponentially weighted mean that believes a sudden change.
+# A number tracked through noisy observations: an exponentially weighted mean that follows a sudden change.
 
 
 WEIGHT: Final = 0.3
@@ -338,11 +337,11 @@ def as_points(curve: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]
     return tuple((int(size), float(ns)) for size, ns in curve)
 
 
-# What the link carries now, from real transfers: a measured curve whose round trip and slowness are followed.
+# What the link carries now, from real transfers: a measured curve whose round trip and slowness are tracked.
 #
-# A transfer is one number for two unknowns. Where the bytes' time is the larger part of what is expected, or the
-# transfer is far slower than expected and not tiny, it speaks of the goodput; else of the round trip. A token bucket
-# lets small transfers pass at full speed, so a fast one is believed only from `FLOOR` bytes on; a slow one always.
+# A transfer is one number for two unknowns. Where the time of the bytes is most of what is expected, or the transfer
+# is far slower than expected and not tiny, it is evidence for the goodput; otherwise for the round trip. A token
+# bucket lets small transfers pass at full speed, so a fast one counts only from `FLOOR` bytes on; a slow one always.
 
 
 FLOOR: Final = 32 << 10
@@ -361,7 +360,7 @@ class _Way:
 
     def __init__(self, curve: Curve) -> None:
         self.slowness = Tracker(1.0)
-        self.suspect_bytes = 0.0  # of the last transfer that spoke of this way
+        self.suspect_bytes = 0.0  # of the last transfer that suggested this direction
         self.take(curve)
 
     def take(self, curve: Curve, stale: bool = False) -> None:
@@ -436,13 +435,13 @@ class LinkEstimate:
         mostly_bytes = own >= (0.25 if nbytes >= self._floor else 0.5) * expected
         slow = ns > (SLOW_LARGE if nbytes >= self._floor else SLOW) * expected and nbytes >= TINY
         if not mostly_bytes and not slow:
-            if nbytes >= way.suspect_bytes / 2:  # as fast as ever: the slow one before was noise
+            if nbytes >= way.suspect_bytes / 2:  # as fast as before: the slow one was noise
                 way.slowness.acquit()
             rest = ns - ups - downs
-            # Bytes that a bucket let pass for nothing say of the round trip only that it is no longer than this.
+            # Bytes that a bucket let pass free bound the round trip only from above.
             return self._rtt.observe(rest if rest > 0.2 * ns else min(rtt, ns))
         rest = ns - (expected - own)
-        if rest < 0.1 * ns:  # faster than the round trip that was believed: that has fallen, too
+        if rest < 0.1 * ns:  # faster than the assumed round trip: that has fallen, too
             rest = own * ns / expected
             self._rtt.observe(min(rtt, ns))
         if rest < 0.67 * own and nbytes < self._floor:
@@ -467,7 +466,7 @@ class LinkEstimate:
     def replace(self, link: Link) -> bool:
         """Record a probe's result: adopted if it differs, else averaged in. Returns whether it was a sudden change."""
         congested = link.rtt_ns > SLOW * self._rtt.value and not self._rtt.stale
-        if congested and not self.congested:  # it waited behind other bytes, or it is true: the next one tells
+        if congested and not self.congested:  # it waited behind other bytes, or it is true: the next one decides
             self.congested = self.doubtful = True
             return False
         self.congested = self.doubtful = False

@@ -18,7 +18,7 @@ from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.showing import short
 
-# One way to run a request: a cut, everything here, or everything there; and what is predicted of it.
+# One way to run a request: a cut, everything here, or everything there; with its prediction.
 
 
 STAGES: Final = ("prepare", "edge", "encode", "network", "queue", "tail", "finish")
@@ -217,7 +217,7 @@ class Constraints:
     def __post_init__(self) -> None:
         if (self.max_bytes_per_second is None) != (self.rate is None):
             raise SpecError(f"{option('max_bytes_per_second')} and {option('rate')} (requests per second) go together")
-        if self.min_accuracy is not None and not 0 <= self.min_accuracy <= 1:  # which rejects NaN, too
+        if self.min_accuracy is not None and not 0 <= self.min_accuracy <= 1:  # rejects NaN, too
             raise SpecError(f"{option('min_accuracy', self.min_accuracy)}: expected a share from 0 to 1")
 
     def violated(self, one: Candidate) -> _Violation | None:

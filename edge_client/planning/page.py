@@ -125,7 +125,7 @@ def _place(groups: list[dict[str, Any]], edges: dict[tuple[int, int], int]) -> N
     """Place nodes below all that they read, ordered by the mean place of what they read."""
     before: dict[int, list[int]] = {}
     for a, b in edges:
-        if a < b:  # of blocks that need each other by turns, the one that ran first
+        if a < b:  # of mutually dependent blocks, the one that ran first
             before.setdefault(b, []).append(a)
     levels: dict[int, list[int]] = {}
     for number, group in enumerate(groups):

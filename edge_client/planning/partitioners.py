@@ -95,7 +95,7 @@ class Fixed:
             names = [one.key for one in situation.candidates]
             raise SpecError(f"partitioner fixed: no candidate {wanted!r}.{near_path(wanted, names)}")
         decision = ByObjective().decide(situation)
-        pick = next((one for one in decision.ranking if one in found), None)  # of several codecs the best
+        pick = next((one for one in decision.ranking if one in found), None)  # the best of several codecs
         if pick is None:
             raise SpecError(f"partitioner fixed: {found[0].key} is not allowed: {decision.rejected[found[0].key]}")
         return chosen(decision, pick, "fixed")
@@ -264,7 +264,7 @@ def _fit(side: Side, paths: Sequence[str], own: Profile) -> LayerModel:
         try:
             profile = profiles.read(path, side)
         except SpecError:
-            profile = profiles.read(path)  # a file of the other side alone is no error; one that is no profile is
+            profile = profiles.read(path)  # a missing file of the other side is no error; a file that is no profile is
         if profile.side == side:
             found.append(profile)
     if paths and not found:

@@ -24,7 +24,7 @@ from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, FileInput, Profile, Quartiles
 
-# What requests take beyond the prediction, and how well it is known: from a few real ones, kept with their numbers.
+# The overhead of requests over the prediction, and its uncertainty: from a few real ones, kept with their numbers.
 
 
 CUTS_ASKED: Final = 9
@@ -198,7 +198,7 @@ def _coded(edge: Profile, cloud: Profile, head: CutProfile, tail: CutProfile, co
     known, away = head.codecs.get(name), tail.codecs.get(name)
     if name == mine:
         known = CodecProfile(head.wire_bytes, head.stages["encode"])
-    if name == theirs or (away is None and not codec):  # of a server that measured no other
+    if name == theirs or (away is None and not codec):  # for a server that measured no other
         away = CodecProfile(tail.wire_bytes, tail.stages.get("decode", Quartiles(0.0, 0.0, 0.0, 0)))
     if known is None or away is None:
         return None

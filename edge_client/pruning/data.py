@@ -178,7 +178,7 @@ def by_class(given: Sequence[Sample], whole: Sequence[str]) -> list[Sample]:
     return list(made.values())
 
 
-# Every scoring at every number of channels, judged; and for each number the one that the calibration data prefer.
+# Every scoring at every number of channels, evaluated; and for each number the one best on the calibration data.
 
 
 RANDOM = "random"

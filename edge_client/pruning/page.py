@@ -156,7 +156,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-# What one `prune` found: made once, shown as text, as a page and as JSON (docs/pruning.md).
+# The result of one `prune`: made once, shown as text, as a page and as JSON (docs/pruning.md).
 
 
 @dataclass(frozen=True)

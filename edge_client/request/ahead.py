@@ -22,11 +22,11 @@ from shared_hooks.codecs import RAW, Codec
 from shared_hooks.codecs.basis import KEY, Frames, Ring
 from shared_hooks.crossing import ALIGN, Packing
 
-# `SentFrames`: what this side knows of the frames that it has sent with the codec "frames".
+# `SentFrames`: the frames that this side has sent with the codec "frames".
 #
-# A frame refers to the last one that was answered: that one is surely known at the other side. A server that does not
-# keep it any more says so, and the frame is sent again, whole. Where that happens again and again (several worker
-# processes, little memory), twice as many frames each time go without reference.
+# A frame refers to the last one that was answered: the other side surely has that. A server that no longer keeps it
+# reports so, and the frame is sent again, whole. Where that happens repeatedly (several worker processes, little
+# memory), twice as many frames are sent without reference each time.
 
 
 CUTS = 64
@@ -144,7 +144,7 @@ class Ahead:
         self._way = way
         self._begin = begin
         self._planned: Crossing | None = None
-        self._crossing: Crossing | None = None  # that, with its books
+        self._crossing: Crossing | None = None  # its crossing, with its codebooks
         self._codecs: Sequence[Codec] = ()
         self._first: list[int] = []
         self._packing = Packing()

@@ -80,9 +80,9 @@ class Head:
     records: Callable[[], Records] = lambda: ([], None)
     observations: Observations = field(default_factory=dict)
     transforms: tuple[str, ...] = ()
-    frame: Frame | None = None  # where others may refer to it
-    decoding_ns: float = 0.0  # what the server is expected to take to decode it, where codecs are chosen
-    answer_bytes: int | None = None  # the most that the model can answer; None where no plan says so
+    frame: Frame | None = None  # the symbols, where later frames may refer to them
+    decoding_ns: float = 0.0  # the expected decoding time on the server, where codecs are chosen
+    answer_bytes: int | None = None  # the largest possible answer of the model; None where no plan has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class EdgeModel:
         self._texts: Texts | None = None
         self.lifecycle = Lifecycle("edge") if lifecycle is None else lifecycle
         model, model_id, example = choice.model, choice.model_id, choice.example
-        if isinstance(example, str):  # of a spec it is in the spec
+        if isinstance(example, str):  # a spec's path is relative to the spec
             example = inputs_of_text(example) if isinstance(model, nn.Module) else None
         if not isinstance(model, nn.Module):
             self.spec = choice.spec()
@@ -209,7 +209,7 @@ class EdgeModel:
         weights_hash, structure_digest = self.wrapped.weights_hash(), self.wrapped.structure_digest()
         if self._agreed is not None:
             self._agreed.agree(weights_hash)
-            self.check_unchanged()  # what follows is of the model as it was wrapped
+            self.check_unchanged()  # what follows relies on the model as it was wrapped
         if self.chooser is not None:
             self.chooser.codecs.check(weights_hash, structure_digest)
         if self._learnt is not None:
@@ -269,7 +269,7 @@ class EdgeModel:
 
     def check_cuts(self, cuts: Sequence[Cut]) -> None:
         """As `check_cut` for a chain: each cut, and that each comes after the previous one."""
-        for cut in cuts if self.only_head is None else cuts[:1]:  # others have the weights behind that
+        for cut in cuts if self.only_head is None else cuts[:1]:  # later cuts need weights that are not here
             self.check_cut(cut)
         if self.example is not None:
             plan = self._planned(Call(*self.example))
@@ -471,7 +471,7 @@ class EdgeModel:
                     output = forward(*args, **kwargs)
                 names = changed()
             returned = now_ns()
-            wait(self.device)  # else the device's time would count as encoding
+            wait(self.device)  # otherwise the device's time would count as encoding
         except IsthmusError:
             raise
         except Exception as error:

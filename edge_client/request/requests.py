@@ -22,7 +22,7 @@ from shared_hooks.errors import Cancelled, CodecFailed, CutRefused, IsthmusError
 from shared_hooks.lifecycle import About, Stage
 from shared_hooks.modules import INPUT
 
-# `Steps`: requests of a decoding session, whose bytes somebody else packs (`edge_client.generation`).
+# `Steps`: requests of a decoding session, packed by `edge_client.generation`.
 
 
 class Steps:
@@ -183,7 +183,7 @@ class Local:
         )
 
 
-# `Receiver`: what came back becomes an answer.
+# `Receiver`: turns a reply into an answer.
 
 SENDING_SECONDS: Final = 0.001
 """How long the connection's threads, which need the interpreter, have to send a request before its records are made."""

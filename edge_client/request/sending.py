@@ -42,13 +42,13 @@ from shared_hooks.lifecycle import About, Lifecycle, Stage
 from shared_hooks.modules import INPUT
 from shared_hooks.showing import size, summary_of
 
-# How many requests of a run are under way: as few as keep the way to the server, and the server, busy.
+# How many requests of a run are in flight: as few as keep the connection and the server busy.
 #
-# A request that meets nobody on its way takes what the fastest took. What later ones take beyond that they spend in
-# queues: on this side, in the network's buffers or at the server, which need not be distinguished. So of ``n`` under
-# way ``n * (1 - fastest / took)`` wait somewhere. While less than one does, and this side had to wait for an answer,
-# one more may be under way (until the pipe was full once, twice as many); where more than `TOO_MANY` do, half of those
-# fewer. More would make answers late and nothing faster. What was begun before a change says nothing of it.
+# A request alone in flight takes the time of the fastest. What later ones take beyond that is spent in queues: on
+# this side, in the network's buffers or at the server, which need not be distinguished. So of ``n`` in flight ``n *
+# (1 - fastest / took)`` wait somewhere. While less than one does, and this side had to wait for an answer, one more
+# may be in flight (until the pipe was full once, twice as many); where more than `TOO_MANY` do, half of those fewer.
+# More would make answers late and nothing faster. Requests sent before a change are not counted.
 
 ENOUGH: Final = 1
 TOO_MANY: Final = 3
@@ -89,7 +89,7 @@ class Window:
         if self._unaware >= 0 or under_way < self.size:
             return
         if waiting > TOO_MANY:
-            if under_way <= self._least:  # so few do not wait for each other: all is slower than it was
+            if under_way <= self._least:  # so few do not wait for each other: everything has become slower
                 self._fastest = took_ns
             self._has_met_end = True
             self._change(round(under_way - waiting / 2))
@@ -233,7 +233,7 @@ def _is_over(started: Started | Exception) -> bool:
     return isinstance(started, Exception) or started.settled
 
 
-# `Pending`: a request under way, for who does not want to wait for it at once.
+# `Pending`: a request in flight, for callers that do not wait for it at once.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -265,7 +265,7 @@ class Pending:
         return summary_of(self, "settled" if self.settled else "under way")
 
 
-# `Running`: a request on its way. `Done`: one that was answered on this side.
+# `Running`: a request in flight. `Done`: one that was answered on this side.
 
 
 NOT_SERVED: Final = (
@@ -290,12 +290,12 @@ class Running:
     head: Head
     about: About
     kept: Kept | None = None  # for a witness
-    over: bool = False  # hooks have heard how it ended, or will
-    again: Running | None = None  # what was begun in its place
+    over: bool = False  # hooks were called with its end, or will be
+    again: Running | None = None  # the request that replaced it
     exact: bool = True
     route: Route = ()  # of a chain
     codec: str = ""  # chosen with the cut
-    bytes_ahead: int = 0  # of requests that were to be sent before it, where codecs are chosen
+    bytes_ahead: int = 0  # of requests to be sent before it, where codecs are chosen
 
     @property
     def settled(self) -> bool:
@@ -346,7 +346,7 @@ def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:
     return DeadlineExceeded(what)
 
 
-# `Reports`: requests get their numbers, and hooks hear what becomes of them.
+# `Reports`: numbers requests, and calls hooks with their outcomes.
 
 
 class Reports:
@@ -389,7 +389,7 @@ class Reports:
         self.lifecycle.emit(Stage.AFTER_REQUEST, about, error=error, answer=answer)
 
 
-# `Places`: room for requests between head and answer, by number and by the bytes that they send.
+# `Places`: bounds requests between head and answer, by number and by bytes to send.
 
 KINDS: Final = 256
 """The number of cuts whose sizes are remembered."""
@@ -404,7 +404,7 @@ class Places:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._lock = threading.RLock()  # entered as it is: a Condition would add two calls each time
+        self._lock = threading.RLock()  # entered directly: a Condition would add two calls each time
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
         self._taken = 0
@@ -502,7 +502,7 @@ class Sender:
         self._metrics = metrics
         self._max_answer_bytes = max_answer_bytes
         self._sending: list[Exchange] = []
-        self._in_vain: set[str] = set()  # cuts at which nothing leaves before its head has ended
+        self._in_vain: set[str] = set()  # cuts at which nothing is sent before its head has ended
 
     def attempt(
         self,
@@ -526,7 +526,7 @@ class Sender:
         try:
             kept = self._keep(work, stamps, before)
             stamps.admitted = now_ns()
-            # what is compared with the whole model here is to be that, bit for bit
+            # what is compared with the whole model here must equal it bit for bit
             together = not (exact or kept is not None)
             if isinstance(work, Path):
                 head = self._edge_model.file(work, stamps)
@@ -539,7 +539,7 @@ class Sender:
             if route:
                 head = replace(head, outgoing=replace(head.outgoing, route=route))
             opening = None if ahead is None else ahead.opening
-            # the server has answered the old one, or has heard of one that came to nothing
+            # the server has answered the old one, or has seen one that was abandoned
             is_new = before is not None or (ahead is not None and ahead.has_left and opening is None)
             id = self._reports.next_id() if is_new else about.id
             exchange = self.exchange(id, head.outgoing, stamps, until, about, place, together, head.answer_bytes)
@@ -636,7 +636,7 @@ class Sender:
     def _keep(self, work: Call | Path, stamps: Stamps, before: Running | None) -> Kept | None:
         """Return what a witness will need, taken before the head; the time goes to ``stamps.kept_ns``."""
         if isinstance(work, Path):
-            self._witnesses.check_cut(INPUT)  # the same whole model there
+            self._witnesses.check_cut(INPUT)  # the whole model runs there, too
             return None
         if before is None and not self._witnesses.share:
             return None

@@ -308,7 +308,7 @@ class Chats:
                     **options,
                 )
         except BaseException:
-            seat.states.clear()  # the server may have none of them any more
+            seat.states.clear()  # the server may have lost all of them
             raise
         if not wanted():
             raise Cancelled("the request is not wanted any more")
@@ -330,7 +330,7 @@ class Chats:
 
 
 def _shared_heads(models: list[Any]) -> SharedHeads:
-    from edge_client.generation.heads import SharedHeads  # greenlets, for this alone
+    from edge_client.generation.heads import SharedHeads  # imports greenlet, needed only here
 
     return SharedHeads(models)
 
@@ -351,7 +351,7 @@ def _continued(seat: _Seat, prompt: list[int]) -> tuple[Any, int]:
         return None, 0
     try:
         read = int(found.state.get_seq_length())
-    except (AttributeError, ValueError, TypeError):  # a recurrent state does not know how much it has read
+    except (AttributeError, ValueError, TypeError):  # a recurrent state does not count what it has read
         return None, 0
     keep = min(_common(found.ids, prompt), read, len(prompt) - 1)
     if keep < 1 or (keep < read and keep < WORTH_A_FORK):
@@ -361,14 +361,14 @@ def _continued(seat: _Seat, prompt: list[int]) -> tuple[Any, int]:
         return found.state, keep
     try:
         state = copy.deepcopy(found.state)
-        state.crop(keep - read)  # below 0: so many less
+        state.crop(keep - read)  # negative: so many tokens less
     except (
         AttributeError,
         ValueError,
         NotImplementedError,
         RuntimeError,
         TypeError,
-    ):  # a window that has moved on, ...
+    ):  # a sliding window that has moved on, ...
         return None, 0
     return state, keep
 

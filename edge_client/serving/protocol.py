@@ -257,7 +257,7 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
             function = call.get("function") if isinstance(call, dict) else None
             if not isinstance(function, dict):
                 raise Refused(f"{where}.tool_calls: expected functions with arguments", param=where)
-            if isinstance(function.get("arguments"), str):  # templates write objects
+            if isinstance(function.get("arguments"), str):  # templates expect objects
                 try:
                     call["function"] = {**function, "arguments": json.loads(function["arguments"])}
                 except ValueError:
@@ -391,7 +391,7 @@ def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: Asked) -> dict[st
 
     def said(id: int, logprob: float | None) -> dict[str, Any]:
         text = words.decode([id])
-        # JSON has no infinity, which a word has that was impossible
+        # JSON has no infinity, the log-probability of an impossible token
         value = -9999.0 if logprob is None or logprob == float("-inf") else logprob
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
@@ -508,7 +508,7 @@ class Pieces:
             return ""
         left = self.text[self._given :]
         if self._holds and not self._given and left.lstrip().startswith("{"):
-            self._quiet = True  # an object in place of a text is a call, or is given at the end
+            self._quiet = True  # an object in place of text is a call, or is returned at the end
             return ""
         for mark in self._holds:
             if (at := left.find(mark)) >= 0:

@@ -211,7 +211,7 @@ def _said(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# The page of two sweeps side by side: ratios with their intervals, both times, what else differs.
+# The page of two sweeps side by side: ratios with their intervals, both times, and other differences.
 
 
 TEMPLATE: Final = Path(__file__).parent / "compare.html.j2"

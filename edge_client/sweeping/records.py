@@ -14,7 +14,7 @@ from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near_path
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.planning import LayerInfo, blocks, last_layer, members
 
-# The ways to run a request that a sweep tries, and in which order.
+# The ways to run a request that a sweep tries, in order.
 
 
 Mode = Literal["networked", "local"]
@@ -110,11 +110,11 @@ def rotated(ways: Sequence[Way], round_number: int, rounds: int) -> list[Way]:
 # The columns of a sweep's two tables. A name ends in its unit: _ns nanoseconds, _j joules, _w watts, _bytes,
 # _percent.
 #
-# ``requests``: one row per request. Measuring layers takes time, and sending what was measured takes more: a request
-# either asks for its layers (``layers`` is true; it has rows in the other table, and its forwards' energy) or counts
-# for the latency. ``rows``: one row per request, side and layer, and one more per side for what lies outside layers
-# (no ``layer_id``, the type "outside"). A value that was not measured is null; its ``_status`` says whether it was
-# measured, estimated or unavailable, and the note why.
+# ``requests``: one row per request. Measuring layers takes time, and sending the measurements takes more: a request
+# either measures its layers (``layers`` is true; it has rows in the other table, and its forwards' energy) or counts
+# for the latency. ``rows``: one row per request, side and layer, and one more per side for the time outside layers
+# (no ``layer_id``, the type "outside"). A value that was not measured is null; its ``_status`` is "measured",
+# "estimated" or "unavailable", and the note has the reason.
 
 
 Kind = Literal["text", "integer", "number", "flag"]
@@ -155,7 +155,7 @@ def _requests() -> Columns:
         columns |= {f"{side}_forward_ns": "integer", f"{side}_layers_ns": "integer", f"{side}_cpu_ns": "integer"}
         columns |= {f"{side}_energy_j": "number", f"{side}_energy_status": "text", f"{side}_energy_note": "text"}
         columns |= {f"{side}_memory_peak_bytes": "number"}
-    columns |= {"codecs": "text"}  # what tensors travelled with; null of local ones
+    columns |= {"codecs": "text"}  # the codecs of tensors; null for local ones
     columns |= {"exact": "flag", "top1": "text", "top1_agrees": "flag", "truth": "text", "error": "text"}
     return columns
 

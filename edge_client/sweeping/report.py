@@ -193,7 +193,7 @@ def _joules(reading: Mapping[str, Any]) -> str:
     return f"{short(value / 1e-6)} µJ, {reading['status']}"
 
 
-# The two tables as CSV and as Parquet, which say the same.
+# The two tables as CSV and as Parquet, with equal content.
 
 
 def schema(columns: Columns) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def frames(entries: Iterable[Entry], predicted: Mapping[str, Mapping[str, Any]])
 
     columns = {"requests": schema(REQUESTS), "rows": schema(ROWS)}
     parts = {table: [pl.DataFrame(schema=own)] for table, own in columns.items()}
-    for entry in entries:  # one after the other: a column of polars is a tenth of a list of Python's
+    for entry in entries:  # one after the other: a column of polars is a tenth the size of a Python list
         for table, own in columns.items():
             parts[table].append(pl.DataFrame(entry[table], schema=own))
     said = {name: _predicted(one) for name, one in predicted.items()}
@@ -218,7 +218,7 @@ def frames(entries: Iterable[Entry], predicted: Mapping[str, Mapping[str, Any]])
         [{"cut": name, **cells} for name, cells in said.items()], schema={"cut": pl.String, **schema(PREDICTED)}
     )
     requests = pl.concat(parts["requests"]).join(foretold, on="cut", how="left", maintain_order="left")
-    # of a local split nothing was predicted: the network is not in it
+    # nothing was predicted for a local split: it has no network
     local = (pl.col("mode") == "local") & (pl.col("cut") != EDGE_ONLY)
     requests = requests.with_columns(
         pl.when(local).then(None).otherwise(pl.col(name)).alias(name) for name in PREDICTED

@@ -31,7 +31,7 @@ from shared_hooks.observers.thumbnails import is_thumbnail
 from shared_hooks.showing import short
 from shared_hooks.tensors import flatten, identical
 
-# What observers saw: one request more for each input, by a way that covers both sides; it counts for nothing else.
+# Observations: one request more for each input, by a way that covers both sides; it counts for nothing else.
 #
 # That way is the middle one of the cuts that are swept; without a cut the whole model on the cloud.
 
@@ -138,7 +138,7 @@ def picture_of(spec: ModelSpec, sweep_input: Given) -> str | None:
         return None
     try:
         seen = spec.picture(sweep_input.item.path)
-    except InputMismatch:  # it is reported with the requests that fail by it
+    except InputMismatch:  # reported with the requests that fail because of it
         return None
     if seen is None:
         return None
@@ -152,7 +152,7 @@ def picture_of(spec: ModelSpec, sweep_input: Given) -> str | None:
 # One request of a sweep: run, measured, and compared with the whole model.
 
 
-# Head and tail in this one process, through bytes as on the wire: is it exact, and what does a split itself cost?
+# Head and tail in this one process, through bytes as on the wire: whether the split is exact, and its own cost.
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def _metrics(wrapped: WrappedModel) -> tuple[Sequence[LayerMetrics], ForwardMetr
 
 
 def _wait(wrapped: WrappedModel) -> None:
-    devices.synchronize(wrapped.device)  # else the device's time would count as what comes next
+    devices.synchronize(wrapped.device)  # otherwise the device's time would count for the next step
 
 
 Labels = tuple[str, ...] | None
@@ -273,7 +273,7 @@ class Meter:
         try:
             (answer,) = answers
         except Disagreement as error:
-            if way.name == CLOUD_FILE:  # about reading files, not about the model: the other ways are as good as before
+            if way.name == CLOUD_FILE:  # about reading files, not about the model: the other ways are not affected
                 raise InputMismatch(str(error)) from error
             raise
         if isinstance(answer, Failure):
@@ -380,7 +380,7 @@ class SweepRun:
         for index in left:
             try:
                 self.meter.reference(self.inputs[index])
-            except Exception:  # reported when its turn comes
+            except Exception:  # reported with its own request
                 continue
             if self.observers:
                 self._observed(self.inputs[index])
@@ -421,7 +421,7 @@ class SweepRun:
                     self.meter.record(records, way, sweep_input, reference, repetition, self._sequence, layers)
                 except CONNECTION_ERRORS:
                     raise
-                except Exception as error:  # this request's own; the others go on
+                except Exception as error:  # fails this request only; the others continue
                     text = one_line(f"{type(error).__name__}: {error}")
                     records.fail(
                         way, repetition, self._sequence, text, {"layers": layers, "truth": sweep_input.shown_truth}
@@ -450,7 +450,7 @@ class SweepRun:
             seen: Answer | Exception = self.meter.observe(way, sweep_input, self.observers)
         except (*CONNECTION_ERRORS, HookRefused):
             raise
-        except Exception as error:  # this request's own
+        except Exception as error:  # fails this request only
             seen = error
         self.on_step(f"{sweep_input.name}: observers")
         return kept(way, seen)

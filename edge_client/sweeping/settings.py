@@ -29,7 +29,7 @@ from shared_hooks.models import BUILT_IN, ModelSpec, find_inputs
 from shared_hooks.profiling.machine import describe
 from shared_hooks.version import __version__
 
-# The libraries that only sweeps need, so that a device that runs the client alone stays light.
+# The libraries needed only by sweeps, so that a device that runs just the client stays light.
 
 
 NEEDED: Final = ("polars", "jinja2")
@@ -67,7 +67,7 @@ def settings_of(options: Sweeping, loaded: Loaded, inputs: Sequence[Given], ways
     """Return the settings; hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)
-    # only where there are any; "hooks" is what the observers are called in files of results
+    # only where there are any; files of results call observers "hooks"
     observers = {"hooks": list(options.observers)} if options.observers else {}
     return {
         "model": loaded.spec.model_id,
@@ -177,7 +177,8 @@ def inputs_that_come_with(spec: ModelSpec) -> list[Given]:
     return [Given("example", value=Call(*example), made=True)]
 
 
-# What the plan says of every way, before anything is measured: kept in the journal, so that it stays a prediction.
+# The prediction for every way, made before anything is measured and kept in the journal, so that it stays a
+# prediction.
 
 
 def predicted(gathered: Gathered, objective: Objective) -> dict[str, Any]:
@@ -208,8 +209,8 @@ def predicted(gathered: Gathered, objective: Objective) -> dict[str, Any]:
 
 # What a sweep has measured so far: one line of JSON per finished input, on the disk before the next one starts.
 #
-# The first line says what the sweep is of, the second (if there is one) what was predicted. A line that an
-# interruption cut off is dropped when the journal is read again: at most that one input is lost.
+# The first line describes the sweep, the second (if there is one) the prediction. A line truncated by an interruption
+# is dropped when the journal is read again: at most that one input is lost.
 
 
 NAME: Final = "journal.jsonl"

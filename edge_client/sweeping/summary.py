@@ -22,7 +22,8 @@ from shared_hooks.showing import short
 if TYPE_CHECKING:
     import polars as pl
 
-# What a sweep found, made once when the tables are there; `as_dict` is what summary.json says, and the page shows.
+# The findings of a sweep, made once when the tables are complete; `as_dict` is the content of summary.json and of the
+# page.
 
 
 FORMAT: Final = "isthmus sweep summary 1"

@@ -36,7 +36,7 @@ def lead(known: Mapping[str, Any]) -> str:
     rounds = f"{timed} for the latency" + (f" + {layers} for the layers" if layers else "")
     total = f"{counted(len(ways), 'way')} × ({rounds}) = {len(ways) * (timed + layers)} requests"
     less = len(ways) * (timed + layers) - requests
-    if less:  # a way that a server took only for a while
+    if less:  # a way that a server offered only for a while
         total += f", of which {less} were not made: {requests} requests"
     where = "a server on the same machine" if settings["server"] == "started here" else settings["server"]
     return (

@@ -164,7 +164,7 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.3g} %"
 
 
-# What a calibration of codecs returns: the table, and where it was written.
+# The result of a calibration of codecs: the table, and its path.
 
 
 @dataclass(frozen=True, repr=False)
@@ -404,7 +404,7 @@ def _run(study: Study, items: Sequence[Given], keep: _Kept | None, max_loss: flo
     return found
 
 
-# What a calibration keeps in its folder while it runs: the journal, and the table and page of what is measured so far.
+# The folder of a running calibration: the journal, and the table and page of what is measured so far.
 
 
 FORMAT: Final = "isthmus calibration 1"
@@ -490,7 +490,7 @@ def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
         given = ",".join(names)
         listed = f"{', '.join(CODECS)}.{near(wrong or '', CODECS)}"
         raise SpecError(f'{option("codecs", given)}: "{wrong or ""}" is not one of {listed}')
-    return list(dict.fromkeys(["raw", *map(check, names)]))  # against which the others are shown
+    return list(dict.fromkeys(["raw", *map(check, names)]))  # the baseline of the others
 
 
 def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[str]:

@@ -178,7 +178,7 @@ def _compiled(engine: str, writer: Writer, cuts: Sequence[str], until: float, sa
             heads[name] = _timed(run, (until - time.monotonic()) / 10)
         except IsthmusError as error:
             refused[name] = f"{error}"
-        except Exception as error:  # a compiler has no class of its own for all that may fail in it
+        except Exception as error:  # a compiler has no single class for its failures
             refused[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return EngineTimes(engine, heads, None, differences, refused)
 

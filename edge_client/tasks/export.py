@@ -221,7 +221,7 @@ def export(model: Model, inputs: Any = None, *, options: ExportOptions) -> Expor
             return replace(found, checked=writer.checked()) if options.check else found
         except IsthmusError:
             raise
-        except Exception as error:  # of an exporter that took the model apart, or of the model after that
+        except Exception as error:  # of an exporter that disassembled the model, or of the model after that
             raise ExportFailed(
                 f"the model cannot be exported: {one_line(f'{type(error).__name__}: {error}')}"
             ) from error
@@ -355,7 +355,7 @@ class Writer:
     def _taped(self, name: str) -> TapedHead | None:
         try:
             return self.taped_head(name)
-        except Exception as error:  # ours, or torch's about a tensor of a kind that has no bytes
+        except Exception as error:  # ours, or torch's for a tensor of a kind that has no bytes
             self.refused[name] = f"{error}" if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
             return None
 
@@ -372,7 +372,7 @@ class Writer:
                 self._listened(name, plan, *self.call(sizes.inputs(other)))
                 for plan, other in zip(sizes.plans, sizes.sizes, strict=True)
             ]
-        except Exception:  # ours, or torch's about a tensor of a kind that has no bytes
+        except Exception:  # ours, or torch's for a tensor of a kind that has no bytes
             return None
         return of_any_size(taped, sizes.sizes, sizes.places)
 
@@ -452,7 +452,7 @@ class Writer:
                 early = named.early(crossing, given)
                 crosses = None
                 if any(tensors is one for one in (self.moved, self.nudged)):
-                    # no input that anybody would give: it is enough that what crosses agrees
+                    # not a realistic input: it is enough that what crosses agrees
                     own = self.wrapped.head(head.cut, *args, **kwargs)
                     if own.crossing.slots != crossing.slots:
                         continue
@@ -460,7 +460,7 @@ class Writer:
                 if crosses is None or crosses > SAME:
                     found = outputs_of(self.wrapped.forward(early))[1]
                     wanted = self._whole(tensors)
-            except Exception as error:  # the model takes no such data, or goes another way by them
+            except Exception as error:  # the model rejects such data, or takes another path
                 other = f"{error}" if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
                 continue
             if crosses is not None and crosses <= SAME:
@@ -473,7 +473,7 @@ class Writer:
             twice = twice or tensors is not self.samples[0]
             difference = max(difference, off)
             if not any(tensors is one for one in (self.samples[0], *self.samples[2:])):
-                continue  # of another size, of the example
+                continue  # another size than the example's
             compared += 1
             labels += _labels_changed(found, wanted)
             rows += len(wanted[0]) if _are_scores(wanted) else 0
@@ -524,7 +524,7 @@ class Writer:
             if self._open is None or self._open[0] != file:
                 self._open = file, opened(self.folder / file)
             return run_in(self._open[1], feeds)
-        except Exception as error:  # onnxruntime has no class of its own for all that may be
+        except Exception as error:  # onnxruntime has no single class for its failures
             raise CutRefused(f"onnxruntime does not run this head: {one_line(str(error))[:200]}") from error
 
     def _whole(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ from shared_hooks.mapping.onnx_halves import Check, halve, tags_of_half
 from shared_hooks.options import takes
 from shared_hooks.planning import LayerInfo, Plan
 
-# The ONNX files of a model, whole or cut, every node tagged; read and run again where that is asked for.
+# The ONNX files of a model, whole or cut, every node tagged; optionally read and run again.
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def hierarchy(model: Model, inputs: Any = None, *, options: HierarchyOptions) ->
         raise SpecError(f"{option('split')} goes together with {option('head_onnx')}, {option('tail_onnx')} or both")
     files.check()
     subject = subject_of(model, inputs)
-    if subject.choice.device == "auto":  # one forward: nothing here gets faster elsewhere
+    if subject.choice.device == "auto":  # one forward: another device makes nothing faster here
         subject = replace(subject, choice=replace(subject.choice, device="cpu"))
     loaded = subject.load(on_inputs=True, shallow=True)
     with loaded.wrapped as wrapped:

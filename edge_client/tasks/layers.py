@@ -255,7 +255,7 @@ def layers(model: Model, inputs: Any = None) -> Layers:
         plan = wrapped.plan(*loaded.args, **loaded.kwargs)
         try:
             seen = inspect(wrapped.model, wrapped.modules, *copied(loaded.args, dict(loaded.kwargs)))
-        except Exception:  # a model that cannot be looked into is listed without its shapes
+        except Exception:  # a model that cannot be inspected is listed without its shapes
             seen = None
         known = [_layer(info, seen, len(plan.layers)) for info in plan.cuts]
         parameters = sum(one.numel() for one in wrapped.model.parameters())

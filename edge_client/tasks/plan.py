@@ -46,7 +46,7 @@ from shared_hooks.models.inputs import to_device
 from shared_hooks.options import takes
 from shared_hooks.profiling.profile import Profile
 
-# What a plan says: every candidate, the decision, and what both are made of.
+# The content of a plan: every candidate, the decision, and the data of both.
 
 
 NOTES_WIDTH = 100
@@ -206,7 +206,7 @@ class Planned(Tabular):
         energy = any(one.edge_energy.value is not None for one in self.candidates)
         found = fitted(self._columns(shown, energy), ("memory", "mJ", "up", "server", "net", "edge"), width)
         notes = self._below(len(shown), energy, top is not None)
-        # how long a note is depends on what could be measured
+        # the length of a note depends on what could be measured
         wrap = partial(textwrap.wrap, width=NOTES_WIDTH, subsequent_indent="  ", break_long_words=False)
         return "\n".join([found, "", *(line for note in notes for line in wrap(note, break_on_hyphens=False))])
 
@@ -260,7 +260,7 @@ class Planned(Tabular):
         lines.append(self._interval_of(winner))
         lines.append(f"link, {self.link.source}: {self.link.rtt_ns / 1e6:.3f} ms round trip")
         lines.append(f"up: {self.link.speed_up}")
-        if self.link.measured_up is not None:  # what few bytes take is no matter of speed
+        if self.link.measured_up is not None:  # the time of a few bytes does not depend on the rate
             lines.append("up is by the probe's largest rounds, net what its rounds of like size took")
         for side, profile in (("edge", self.edge), ("cloud", self.cloud)):
             speed = (
@@ -442,7 +442,7 @@ def _decided(
     repredict = partial(gathered.candidates, power=power)
     candidates = repredict()
     decision = chooser.decide(Situation(candidates, goal, limits, gathered.edge, gathered.cloud, option))
-    decided = {one.key: one for one in decision.ranking}  # a partitioner may predict otherwise
+    decided = {one.key: one for one in decision.ranking}  # a partitioner may predict differently
     branches = None
     if gathered.codecs is None:
         recorded = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)

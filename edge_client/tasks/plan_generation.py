@@ -42,7 +42,7 @@ from shared_hooks.errors import SpecError
 from shared_hooks.files import write_text
 from shared_hooks.options import takes
 
-# What a plan of a generation says: every cut, the decision, and what both are made of.
+# The content of a plan of a generation: every cut, the decision, and the data of both.
 
 
 @dataclass(frozen=True, repr=False)

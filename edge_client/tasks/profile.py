@@ -25,9 +25,10 @@ from shared_hooks.options import takes
 from shared_hooks.profiling.profile import LayerProfile, Profile, Quartiles, check, from_json, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
 
-# A profile as text: machine, layers, what lies outside them, the slowest cuts.
+# A profile as text: machine, layers, the time outside them, the slowest cuts.
 #
-# A module that is called several times in a forward is one row, of all its calls; in the profile each call is a layer.
+# A module that is called several times in a forward is one row, of all its calls; in the profile each call is a
+# layer.
 
 SLOWEST: Final = 5
 """Cuts shown; the JSON has all."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# What a pruning returns: every choice, judged; what was written and served.
+# The result of a pruning: every choice, evaluated; and what was written and served.
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,7 +155,7 @@ def prune(model: Model, split: str | int, inputs: Data, *, options: PruneOptions
         named = ", ".join(list(places_of)[:3]) or "no file"
         raise SpecError(f"{option('boxes')} names {named}, but no input to choose by such as {chosen_by[0].file_name}")
     calibrating = files.samples(spec, chosen_by, device, options.batch, None)
-    if options.structural:  # refused now, not when all masks have been judged
+    if options.structural:  # refused now rather than after all masks have been evaluated
         few = min(keeps_of(numbers, space_of(whole, layer, calibrating[0]).channels))
         pruned(whole, layer, range(few), calibrating[:1])
     places = None if places_of is None else files.samples(spec, chosen_by, device, 1, places_of)
@@ -213,7 +213,7 @@ def _layer(subject: Subject, split: str) -> str:
             raise CutRefused(f"{option('split', 'input')}: no layer runs before it")
         known = [layer.name for layer in wrapped.layers]
         found = wrapped.resolve(cut)
-        name = str(cut) if found is None else known[found.layer_id]  # of a block, its last layer
+        name = str(cut) if found is None else known[found.layer_id]  # for a block, its last layer
         if name not in known:
             raise CutRefused(f"{option('split', split)}: the model does not run it")
         return name

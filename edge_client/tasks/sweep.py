@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import polars
 
 
-# What a sweep returns: where its files lie, and what they say.
+# The result of a sweep: the paths of its files, and their content.
 
 
 _FEW: Final = 12
@@ -264,7 +264,7 @@ def sweep(server: str | None, model: Model, inputs: Any = None, *, options: Swee
             except KeyboardInterrupt as error:
                 interrupts.heard()
                 ended, failure = "interrupted", error
-            except HookRefused as error:  # an older server has no more special name for it
+            except HookRefused as error:  # an older server has no more specific error
                 ended, failure = f"{either('--observe', 'observers')}: {one_line(str(error))}", error
             except CONNECTION_ERRORS as error:
                 ended, failure = one_line(f"{type(error).__name__}: {error}"), error
@@ -372,10 +372,10 @@ def _server(
             journal.write({"prediction": predicted(gathered, objective)})
             if gathered.server is not None:
                 return gathered.server
-        except Exception as error:  # whatever it is, measured numbers need no prediction
+        except Exception as error:  # whatever fails, measured numbers need no prediction
             say(f"warning: no prediction: {type(error).__name__}: {error}")
     if how.server:
         return how.server
-    if not how.predict:  # else it has been said
+    if not how.predict:  # otherwise it has been printed
         say("starting a server on this machine")
     return stack.enter_context(local_server(loaded.choice, observers=how.observers))

@@ -306,7 +306,7 @@ def _copy(module: nn.Module, device: torch.device) -> nn.Module:
 
 def _here(subject: Subject, show: bool, names: Sequence[str] | None) -> Checked:
     module = getattr(subject.spec, "module", None)
-    kept = None if module is None else deepcopy(module)  # as it is before it runs
+    kept = None if module is None else deepcopy(module)  # in its state before it runs
     loaded = subject.load(on_inputs=True, shallow=True)
     count = len(loaded.wrapped.cuts if names is None else names) + 1
     with loaded.wrapped as wrapped, bar("cuts", count, show) as advance:
@@ -349,7 +349,7 @@ def _through(
         raise SpecError(f"{subject.spec.origin}: {NO_EXAMPLE}")
     args, kwargs = call if call is not None else subject.inputs[0].read(subject.spec)
     connection = ConnectionOptions(credentials=credentials or Credentials())
-    split = EDGE_ONLY if len(servers) > 1 else WHOLE_THERE  # of requests that name none: there are none
+    split = EDGE_ONLY if len(servers) > 1 else WHOLE_THERE  # for requests that name none: there are none
     client = EdgeClient(servers, subject.choice, split, connection=connection)
     with client, bar("cuts", None, show) as advance:
 

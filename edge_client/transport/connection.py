@@ -47,10 +47,10 @@ from shared_hooks.errors import (
 )
 from shared_hooks.lifecycle import Lifecycle, Stage
 
-# Is the other side alive? It said how often it would say so while it has requests of ours.
+# Whether the other side is alive: it has to send heartbeats at the agreed interval while it has requests of ours.
 #
-# What pings do not see, heartbeats do: a proxy answers for a server that is gone, and gRPC's own threads answer for a
-# process that does nothing any more.
+# Heartbeats notice what pings do not: a proxy answers for a server that is gone, and gRPC's own threads answer for a
+# process that hangs.
 
 BEATS: Final = 4
 """The number of missing heartbeats that counts as silence."""
@@ -131,11 +131,11 @@ class Backoff:
         self._n = 0
 
 
-NUDGE_SECONDS: Final = 0.5  # between two calls at a server that is gone, while requests do without it
+NUDGE_SECONDS: Final = 0.5  # between two attempts at a server that is gone, while requests run without it
 DOUBT_AFTER: Final = 3
 """The number of failed attempts after which credentials that were once accepted may be the reason."""
-REFUSED_SECONDS: Final = 1.0  # several attempts: a server that is replaced at once is not missed
-POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
+REFUSED_SECONDS: Final = 1.0  # several attempts: a server that is being restarted is not missed
+POLITE_SECONDS: Final = 0.5  # the time that a stream has for a clean end when the client closes
 log = logging.getLogger("edge_client")
 
 CONNECT_SECONDS: Final = (1.5, 1.5, 5.0)
@@ -144,7 +144,7 @@ a new attempt detects a recovered path sooner. The long one is for slow links.
 """
 
 
-# One gRPC stream to one server: channel and call. It lives once; the next attempt makes another.
+# One gRPC stream to one server: channel and call. It is used once; the next attempt makes another.
 
 
 METHOD: Final = "/isthmus.v1.Split/Session"
@@ -243,14 +243,14 @@ class Connection:
         self._keeper: threading.Thread | None = None
         self._pulse: Pulse | None = None
         self._without_stream_since: float | None = None
-        self._broken_off = False  # the last stream, by this side
-        self._at_once = False  # the next attempt needs no back-off: the server said that it goes away
+        self._broken_off = False  # whether this side ended the last stream
+        self._at_once = False  # the next attempt needs no back-off: the server announced that it leaves
         self._tries = 0  # since the last Welcome
         self._last_reason = "no answer to the greeting so far"
         self._otherwise = otherwise
         self._codec = codec
-        self._nobody = False  # the last attempt found nobody who listens
-        self._refused: Disagreement | None = None  # ... with this, and the server is to hear more
+        self._nobody = False  # the last attempt found no listener
+        self._refused: Disagreement | None = None  # ... with this error, and the server needs more detail
 
     @property
     def state(self) -> State:
@@ -417,7 +417,7 @@ class Connection:
             patience, lost = self._patience, self._without_stream_since or time.monotonic()
             late = self._waiting.take_late(lost, patience)
             if nobody := not self._waiting:
-                if self._state is State.BACKOFF:  # before anybody hears of it, and looks
+                if self._state is State.BACKOFF:  # before callers are woken and look
                     self._state = State.UNOPENED
                 self._backoff.reset()
             error = self._unavailable(max(patience, time.monotonic() - lost))
@@ -456,7 +456,7 @@ class Connection:
                 if inbox is None:
                     inbox = self._greet(frame, outbox, stream)
                 else:
-                    self._backoff.reset()  # only now: a server that welcomes and dies is not to be hammered
+                    self._backoff.reset()  # only now: a server that accepts and dies must not be hammered
                     if self._pulse is not None:
                         self._pulse.heard()
                     inbox.take(frame)
@@ -465,7 +465,7 @@ class Connection:
             return self._judge(error, stream)
         except IsthmusError as error:
             return error, str(error)
-        except Exception as error:  # a bug here must not leave the callers waiting for their deadlines
+        except Exception as error:  # a bug here must not leave callers waiting for their deadlines
             broken = IsthmusError(f"the connection to {self.address} failed: {error!r}")
             broken.__cause__ = error
             return broken, str(broken)
@@ -546,7 +546,7 @@ class Connection:
         self._nobody = options.nobody_there(error)
         if options.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
-        # What was good enough before is asked about last: the question takes its time where nobody answers.
+        # A server that was compatible before is checked last: the check takes its time where there is no answer.
         doubtful = self._state is not State.READY and (self.counters.streams == 0 or self._tries >= DOUBT_AFTER)
         final = options.final_error(error, self.address, self._options.credentials if doubtful else None)
         return final, options.reason(error) if final is None else str(final)
@@ -563,12 +563,12 @@ class Connection:
             self._last_reason, self._refused = str(error), error
         try:
             facts = describe()
-        except Exception as failure:  # a model's own code may run in it
+        except Exception as failure:  # may run a model's own code
             log.warning("what differs from %s cannot be described more exactly: %r", self.address, failure)
             return False
-        self._describe = None  # what it said stays so, and goes with every greeting from now on
+        self._describe = None  # the description is final, and part of every greeting from now on
         self._hello.hello.manifest = facts or b""
-        self._without_stream_since = None  # nobody waited for the server meanwhile
+        self._without_stream_since = None  # no caller waited for the server meanwhile
         return bool(facts)
 
     def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
@@ -579,14 +579,14 @@ class Connection:
             self._last_reason = reason
             if self._without_stream_since is None:
                 self._without_stream_since = time.monotonic()
-            # With nobody waiting there is nothing to hurry for, and nothing to put off for the next who comes.
+            # Without waiting callers there is no hurry, and no back-off for the next caller.
             self._state = State.BACKOFF if self._waiting else State.UNOPENED
             self._waiting.interrupted(reason, suspect=not self._broken_off)
             waiting = len(self._waiting)
         if error is not None:
             self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
             self._backoff.reset()
-            with self._changed:  # before anybody hears of it, and looks
+            with self._changed:  # before callers are woken and look
                 self._state, self._tries, self.gone = State.UNOPENED, 0, True
             self._waiting.fail(error)
         elif waiting and not self._give_up_late():

@@ -68,14 +68,14 @@ class Exchange:
         self.until = until  # time.monotonic() at which the caller gives up
         self.stamps = stamps
         self.want_metrics = want_metrics
-        self.together = together  # the server may compute it as a part of a batch
+        self.together = together  # whether the server may compute it as part of a batch
         self.observers = observers
         self.about = about or About(request_id, 0)
         self._lifecycle = lifecycle or Lifecycle("edge")
         self.sends = 0  # how often the request was begun on a stream
-        self.breaks = 0  # how many streams broke under it, by no doing of this side
-        self.interruptions = 0  # ... those included that this side broke off, because nothing was heard on them
-        self.put_offs = 0  # how often the server asked for it again, later
+        self.breaks = 0  # how many streams broke during it, not ended by this side
+        self.interruptions = 0  # ... including those that this side ended because they were silent
+        self.put_offs = 0  # how often the server asked for a retry
         self.put_off_by: IsthmusError | None = None  # ... and why, the last time
         self.bytes_up = len(outgoing.header) + outgoing.nbytes
         self.bytes_down = 0
@@ -90,7 +90,7 @@ class Exchange:
         self.settled = False
         """Whether there is an answer or an error."""
         self._lock = threading.Lock()
-        self._until_settled = threading.Lock()  # held until then
+        self._until_settled = threading.Lock()  # held until it is settled
         self._until_settled.acquire()
 
     @property
@@ -106,7 +106,7 @@ class Exchange:
         """Wait until settled, at most ``seconds`` (default: the time left); returns whether it is."""
         seconds = self.until - time.monotonic() if seconds is None else seconds
         if not self.settled and self._until_settled.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX)):
-            self._until_settled.release()  # for the next that waits
+            self._until_settled.release()  # for the next waiter
         return self.settled
 
     def begin_send(self, began: int | None = None) -> None:
@@ -198,11 +198,11 @@ class Exchange:
             self.settle()
 
 
-# Who waits on a connection: requests without an answer, and callers of `open` without a Welcome.
+# The waiters of a connection: requests without an answer, and callers of `open` without a Welcome.
 
 
-SUSPECT_BREAKS: Final = 2  # a request that two streams broke under may be the cause: one at a time from then on
-MAX_BREAKS: Final = 5  # a request that five streams broke under is the cause
+SUSPECT_BREAKS: Final = 2  # a request during which two streams broke may be the cause: sent alone from then on
+MAX_BREAKS: Final = 5  # a request during which five streams broke is the cause
 
 Opener = Future[split_pb2.Welcome]
 

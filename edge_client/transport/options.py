@@ -27,27 +27,27 @@ from shared_hooks.errors import (
 )
 from shared_hooks.showing import short
 
-# The life of a connection, and what happened in it.
+# The states of a connection, and its counters.
 
 
 class State(enum.Enum):
     """The state of a connection."""
 
-    UNOPENED = "unopened"  # no stream, and nobody wants one: at first, after giving up, after an idle stream broke
+    UNOPENED = "unopened"  # no stream, and none wanted: at first, after giving up, after an idle stream broke
     CONNECTING = "connecting"  # a stream is being opened; no Welcome yet
     READY = "ready"  # welcomed: requests flow
     BACKOFF = "back-off"  # the last attempt failed or the stream broke; waiting before the next
-    CLOSED = "closed"  # for good
+    CLOSED = "closed"  # permanently
 
 
 @dataclass(slots=True)
 class Counters:
     """What has happened on this connection so far."""
 
-    streams: int = 0  # welcomed
-    attempts: int = 0  # streams tried, welcomed or not
-    resent: int = 0  # requests begun again
-    stray: int = 0  # answers nobody waits for: repeated, or to a request given up
+    streams: int = 0  # accepted streams
+    attempts: int = 0  # streams tried, accepted or not
+    resent: int = 0  # requests sent again
+    stray: int = 0  # answers without a waiter: repeated, or to an abandoned request
 
 
 AT_ONCE: Final = 4
@@ -92,12 +92,12 @@ class ConnectionOptions:
 
     patience: float = 15.0  # how long a caller waits without a stream before giving up
     welcome_within: float = 10.0  # from opening a stream to Welcome
-    heartbeat: float = 1.0  # the server is asked for a sign of life so often; four missing ones break the stream
+    heartbeat: float = 1.0  # interval of the server's heartbeats; four missing ones break the stream
     max_in_flight: int | None = None  # unanswered requests; None: `AT_ONCE`, and `OF_A_RUN` where that fills the pipe
-    max_in_flight_bytes: int = 128 << 20  # ... and what they send; one request may always go
+    max_in_flight_bytes: int = 128 << 20  # ... and the bytes that they send; a single request is always allowed
     chunk_bytes: int = wire.CHUNK_BYTES
     area_bytes: int = 32 << 20  # of shared memory for payloads to a server on this machine; 0 = none
-    ahead: bool = True  # what crosses a cut may leave before its head has ended
+    ahead: bool = True  # whether values that cross may be sent before their head has ended
     max_answer_bytes: int = 1 << 30
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
     credentials: Credentials = field(default_factory=Credentials)
@@ -125,7 +125,7 @@ class ConnectionOptions:
         return self.max_in_flight or OF_A_RUN
 
 
-# What the end of a stream means: a reason that time does not heal, or a break that is to be mended.
+# The meaning of a stream's end: an error that retrying does not fix, or a break to recover from.
 
 
 # Every other status is a break: a killed server shows as UNAVAILABLE, INTERNAL, UNKNOWN or CANCELLED.

@@ -31,10 +31,10 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import by_name
 from shared_hooks.lifecycle import Lifecycle, Stage
 
-# A request whose payload begins to leave while its head is still running.
+# A request whose payload is sent while its head is still running.
 #
 # The thread that runs the head adds pieces of the payload as they become final; the stream's thread takes them. At
-# last the request is closed with the exchange that it has become, or given up.
+# last the request is closed with the exchange that it has become, or abandoned.
 
 
 class Line(Protocol):
@@ -101,11 +101,10 @@ class Opening:
         return self.exchange is not None and not self._frames
 
 
-# Memory in which payloads lie for a server on the same machine: they are copied twice, and cross no socket.
+# Shared memory for payloads to a server on the same machine: they are copied twice, and cross no socket.
 #
-# It is a memfd, so nothing has a name that could stay behind, and a server opens it by looking into this process
-# (``/proc/PID/fd/FD``): the system decides whether it may. Who cannot read the nonce at its beginning does not use
-# it.
+# It is a memfd, so no name can be left behind, and a server opens it through this process (``/proc/PID/fd/FD``): the
+# system decides whether it may. A server that cannot read the nonce at its beginning does not use it.
 
 
 PAGE: Final = 4096
@@ -175,10 +174,10 @@ class Area:
         os.close(self._fd)
 
 
-ACKNOWLEDGE_AFTER_SECONDS: Final = 0.25  # an idle stream says so after this long; a busy one with its next request
-LARGE_MESSAGE: Final = 8.0  # times the usual silence while one is under way
-ROOM: Final = 64 << 10  # of a message, beside a piece of a payload; a larger header goes alone
-CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on the other side does the rest
+ACKNOWLEDGE_AFTER_SECONDS: Final = 0.25  # an idle stream acknowledges after this long; a busy one with its next request
+LARGE_MESSAGE: Final = 8.0  # times the usual silence while a large message is in flight
+ROOM: Final = 64 << 10  # of a message, beside a piece of a payload; a larger header is sent alone
+CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on the other side ends the rest
 
 
 class Outbox(Iterator[ClientFrame]):
@@ -193,7 +192,7 @@ class Outbox(Iterator[ClientFrame]):
     ) -> None:
         """``area``: where payloads lie if the server reads it; ``hello`` describes it."""
         self._lifecycle = lifecycle or Lifecycle("edge")
-        self._lock = threading.RLock()  # entered as it is: a Condition would add two calls each time
+        self._lock = threading.RLock()  # entered directly: a Condition would add two calls each time
         self._changed = threading.Condition(self._lock)
         self._chunk_bytes = chunk_bytes
         self._area = area
@@ -206,13 +205,13 @@ class Outbox(Iterator[ClientFrame]):
         self._waiting: deque[Exchange] = deque()
         self._delayed: list[tuple[float, Exchange]] = []
         self._sending: tuple[Exchange, Iterator[ClientFrame]] | None = None
-        self._handed_over: Exchange | None = None  # its last chunk went out with the previous pull
-        self._begins: Exchange | None = None  # its first frame goes out with this pull
+        self._handed_over: Exchange | None = None  # its last chunk was sent with the previous pull
+        self._begins: Exchange | None = None  # its first frame is sent with this pull
         self._opening: Opening | None = None
         self._takes_open = False
         self._cuts: set[str] = set()
         self._clock = ServerClock()
-        self._sending_cut = False  # a cut's description is not through flow control yet
+        self._sending_cut = False  # a cut's description has not passed flow control yet
         self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
         self._limit = 0
         self.inline_bytes = 0
@@ -294,7 +293,7 @@ class Outbox(Iterator[ClientFrame]):
             opening = self._opening
             if opening is not None and opening.id == request_id and opening.exchange is None:
                 self._opening = None
-                self._cuts.discard(opening.header.cut_digest)  # it may be what the server misses
+                self._cuts.discard(opening.header.cut_digest)  # it may be what the server is missing
         self.answered(request_id)
 
     def forget_cut(self, digest: str) -> None:
@@ -421,7 +420,7 @@ class Outbox(Iterator[ClientFrame]):
         frame = self._continue() or self._open_frame()
         if frame is not None:
             return frame
-        # with a request, or after one, while the server computes, and not before one, where it would be in the way
+        # with a request, or after one, while the server computes; not before one, which it would delay
         if self._acknowledge and (self._finished or was_sending or time.monotonic() >= self._acknowledge_at):
             return split_pb2.ClientFrame(acknowledge=split_pb2.Acknowledge(ids=self._take_acknowledged()))
         while self._can_begin():
@@ -446,8 +445,8 @@ class Outbox(Iterator[ClientFrame]):
         if self._sending is None:
             return None
         exchange, frames = self._sending
-        # A request that was answered, refused or given up in the middle is not worth its remaining chunks, and one
-        # that is to be sent again (not among those begun) starts over with its header.
+        # The remaining chunks of a request that was answered, refused or abandoned in the middle are not sent, and
+        # one that is to be retried (not among those begun) starts over with its header.
         frame = None if exchange.settled or exchange.id not in self._begun else next(frames, None)
         if frame is None:
             self._sending, self._sending_cut = None, False
@@ -459,7 +458,7 @@ class Outbox(Iterator[ClientFrame]):
             return None
         exchange = opening.exchange
         if exchange is not None and (exchange.settled or self._begun.get(exchange.id) is not exchange):
-            self._opening = None  # it was refused, or is to be sent again
+            self._opening = None  # it was refused, or is to be retried
             return None
         if opening.header.cut_digest not in self._cuts:
             self._cuts.add(opening.header.cut_digest)
@@ -518,10 +517,10 @@ class Outbox(Iterator[ClientFrame]):
         return max(0.0, min(times) - time.monotonic()) if times else None
 
 
-# What comes on one welcomed stream: answers in pieces, failures, and the word that the server drains.
+# What arrives on one accepted stream: answers in pieces, failures, and the announcement of a drain.
 
 
-PUT_OFF_SECONDS: Final = (0.1, 2.0)  # first and longest delay before a request is sent again that the server put off
+PUT_OFF_SECONDS: Final = (0.1, 2.0)  # first and longest delay before a request is retried that the server postponed
 
 
 class Inbox:
@@ -580,11 +579,11 @@ class Inbox:
             return
         error = by_name(failed.error)(f"{failed.message} (reported by {self._address})")
         error.retry_after_seconds = failed.retry_after_ms / 1e3 or None
-        if failed.retry:  # until the deadline, which then names this error
+        if failed.retry:  # until the deadline, which then reports this error
             first, longest = PUT_OFF_SECONDS
             delay = min(longest, first * 2**exchange.put_offs)
             exchange.put_off(error)
-            self._outbox.forget_cut(exchange.cut_digest)  # it may be what the server misses
+            self._outbox.forget_cut(exchange.cut_digest)  # it may be what the server is missing
             self._outbox.put(exchange, delay)
         else:
             exchange.settle(error)

@@ -104,11 +104,11 @@ class Stamps:
     last_sent: int | None = None  # the transport asked for the frame after the last chunk
     replied: int | None = None  # the answer's header arrived
     received: int | None = None  # the answer's last byte arrived
-    taken: int | None = None  # the caller came for the answer
-    unpacked: int | None = None  # the answer is tensors
+    taken: int | None = None  # the caller took the answer
+    unpacked: int | None = None  # the answer has been decoded
     clock: tuple[int, int] | None = None  # `ServerClock.offset` when the answer arrived
     head_ns: int = 0  # the head's own time within admitted -> computed
-    ahead_ns: int = 0  # within admitted -> computed, beside the head's: what crosses was encoded while it ran
+    ahead_ns: int = 0  # within admitted -> computed, beside the head's: encoding while it ran
     retry_ns: int = 0  # an earlier attempt at the same input and the planning after it, before `admitted`
     kept_ns: int = 0  # within prepared -> admitted: copies for a witness of this request; in no row
     witness_ns: int = 0  # within received -> taken: this thread ran witnesses of other requests; in no row
@@ -129,8 +129,8 @@ class ServerTimes:
     compute: int = 0
     encode: int = 0
     receive: int = 0  # first byte received -> last byte received; overlaps the upload, so it is not a row of its own
-    complete: int = 0  # the server's clock when the last byte was received; 0 = not said
-    onward: int = 0  # of a chain: from handing the rest on to the next server until it was answered
+    complete: int = 0  # the server's clock when the last byte was received; 0 = unknown
+    onward: int = 0  # of a chain: from passing the rest on to the next server until its answer
 
     @property
     def total(self) -> int:
@@ -185,7 +185,7 @@ class Times:
         download = _within(received - replied, budget)
         first_sent = min(packed if stamps.first_sent is None else stamps.first_sent, replied)
         last_sent = replied if stamps.last_sent is None else min(stamps.last_sent, replied)
-        ahead = max(0, packed - first_sent)  # what left while the head ran took no time of its own
+        ahead = max(0, packed - first_sent)  # what was sent while the head ran took no time of its own
         if stamps.clock is not None and server.complete:
             arrived = server.complete + stamps.clock[0]
             send_wait = _within(first_sent - packed, budget)
@@ -271,7 +271,7 @@ def _within(value: int, budget: int) -> int:
     return max(0, min(value, budget))
 
 
-# The fields of a reply -> what the server measured of its tail. A server may be broken: nothing is taken on trust.
+# The fields of a reply -> what the server measured of its tail. A server may be broken: every field is checked.
 
 
 STATUS: dict[int, Status] = {

@@ -20,7 +20,7 @@ from shared_hooks.lifecycle import About
 from shared_hooks.tensors import ClassFinder
 
 CHUNK_BYTES: Final = 1 << 20
-INLINE_BYTES: Final = 4 << 10  # about what a reply's header weighs with the metrics of some layers
+INLINE_BYTES: Final = 4 << 10  # about the size of a reply's header with the metrics of some layers
 MIN_CHUNK_BYTES: Final = 256 << 10
 MAX_CHUNK_BYTES: Final = 1 << 20
 FIRST_CODECS: Final = ("raw", "lz4")
@@ -156,10 +156,10 @@ def step_answer(exchange: Exchange) -> tuple[dict[str, Any], list[torch.Tensor]]
 class Part:
     """The report of a server after the first one of a chain."""
 
-    server: str  # as the chain calls it
+    server: str  # its name in the chain
     split: str  # name of the layer or block after which its part begins
-    bytes_up: int  # header and payload, as the server before it sent them
-    sends: int  # 1, and one more for each time that it was sent again: the part may then have been computed again
+    bytes_up: int  # header and payload, as sent by the server before it
+    sends: int  # 1, and one more for each retry: the part may then have been computed again
     times: ServerTimes
     layers: Sequence[LayerMetrics]
     forward: ForwardMetrics | None

@@ -108,7 +108,7 @@ class Delivery:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         for piece in _pieces([*head, *behind]):
             await self._put(piece, more=True)
-        await self._put(b"", more=True)  # waits until the last one has gone
+        await self._put(b"", more=True)  # returns when the last chunk has been sent
         if self._peer.is_closed:
             raise Cancelled("the caller left")
         self._fetched()
@@ -130,7 +130,7 @@ def _pieces(buffers: list[bytes | memoryview]) -> Iterator[bytearray]:
     yield piece
 
 
-# A request of HTTP in its thread, from the complete body to the fetched answer.
+# An HTTP request in its thread, from the complete body to the fetched answer.
 
 Deliver = Callable[[list[bytes], list[memoryview]], object]
 """Sends the answer's JSON and the bytes after it, and returns when they are fetched."""
@@ -177,7 +177,7 @@ class Work:
                 deliver(head, behind)
 
 
-# A request's body as it arrives: counted before it is kept.
+# A request's body while it arrives: counted before it is kept.
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -273,7 +273,7 @@ class Application:
         self._inference = inference
         self._active_calls = active_calls
         self._pages = pages
-        # As by gRPC: as many as there are places, and as many that are asked for one, or had to give theirs up.
+        # As for gRPC: as many as there are places, and as many that wait for one, or lost theirs.
         threads = 2 * inference.core.limits.max_clients
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="isthmus-rest")
 
@@ -286,10 +286,10 @@ class Application:
         peer: Peer = scope["state"][PEER]
         if peer.is_closed:
             return
-        headers = dict(reversed(scope["headers"]))  # of several of one name, the first
+        headers = dict(reversed(scope["headers"]))  # the first of several headers of one name
         caller, request, pace = Caller(peer.name), peer.begins(), self._inference.core.pace
         try:
-            # Before anybody is asked who he is: what was shown last on this connection pays, at first the address.
+            # Before authentication: the last credentials on this connection are charged, at first its address.
             await asyncio.sleep(pace.wait(peer.account))
             pace.spent(peer.account, REQUEST_SECONDS)
             peer.account = caller.account
@@ -335,7 +335,7 @@ class Application:
     async def _page(self, path: list[str], method: str, send: Send, peer: Peer) -> None:
         """Serve a static file. No credentials are needed; the page's own requests to the models need them."""
         assert self._pages is not None
-        if not path:  # what it names lies beside it
+        if not path:  # the file names objects beside it
             await send_whole(send, peer, 308, b"", (b"location", b"/try/"))
             return
         found = await asyncio.get_running_loop().run_in_executor(self._threads, self._pages.find, path)
@@ -345,7 +345,8 @@ class Application:
         length = str(len(body)).encode()
         headers = [(b"content-type", kind), (b"content-length", length), *HEADERS, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for at in range(0, len(body), CHUNK_BYTES):  # each waits for the one before, so a slow reader holds little
+        # each chunk waits for the one before, so a slow reader holds little memory
+        for at in range(0, len(body), CHUNK_BYTES):
             await send({"type": "http.response.body", "body": body[at : at + CHUNK_BYTES], "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -446,7 +447,7 @@ class Application:
             hold.more(messages.MEMORY * (body.nbytes if length is None else length))
             work = Work(inference, self._active_calls, request, caller, peer)
             watch = loop.create_task(_watch(receive, work.gone))
-            # uvicorn says of an answer's end, too, that the client has gone
+            # uvicorn reports a disconnect at the end of an answer, too
             deliver = Delivery(send, peer, watch.cancel, limits.answer_seconds)
             try:
                 await loop.run_in_executor(self._threads, work.run, name, version, body, length, deliver)

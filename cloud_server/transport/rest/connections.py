@@ -42,7 +42,7 @@ class Peer:
 
     def __init__(self, connection: H11Protocol, waiting: WaitingCalls) -> None:
         transport = connection.transport
-        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # none where it is gone already
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # None if the peer has gone already
         self.name = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         """In gRPC's form."""
         self.names = names_in(certificate(transport.get_extra_info("ssl_object")))
@@ -113,7 +113,7 @@ class Peer:
     def _soon(self, callback: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed, and with it the connection
+        except RuntimeError:  # the loop is closed, and its connection with it
             pass
 
 
@@ -146,7 +146,7 @@ class Connection(H11Protocol):
         self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
         if self._pause is None:
             self._read()
-        else:  # uvicorn resumed it
+        else:  # resumed by uvicorn
             self.transport.pause_reading()
 
     def _read(self) -> None:

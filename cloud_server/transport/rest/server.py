@@ -64,9 +64,9 @@ class RestServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level=logging.CRITICAL,  # a line for every stranger's mistake says nothing
+            log_level=logging.CRITICAL,  # a log line for every stranger's mistake is useless
             access_log=False,
-            proxy_headers=False,  # nobody says himself who he is
+            proxy_headers=False,  # clients cannot claim another address
             server_header=False,
             timeout_keep_alive=75,  # `connections` ends it sooner
             timeout_graceful_shutdown=1,
@@ -124,7 +124,8 @@ def _listening(address: str, reuse_port: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         made = socket.create_server((host, int(port)), family=family, backlog=BACKLOG, reuse_port=reuse_port)
-        # What it accepts inherits that. Else an answer's second packet waits 40 ms for the first to be acknowledged.
+        # Accepted connections inherit this. Otherwise an answer's second packet waits 40 ms for the first to be
+        # acknowledged.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made
     except OSError as error:
