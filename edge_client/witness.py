@@ -255,7 +255,7 @@ class Share:
     """Selects a share evenly: of n, ceil(n * share), the first included, independent of timing."""
 
     def __init__(self, share: float) -> None:
-        self._share = Fraction(repr(float(share)))  # 0.1 is a tenth, and not the fraction next to it
+        self._share = Fraction(repr(float(share)))  # repr gives a tenth for 0.1, not the nearest binary fraction
         self._numbers = itertools.count()
 
     def take(self) -> bool:
@@ -298,7 +298,7 @@ class Kept:
         try:
             with context.restored(self.around):
                 structure, tensors = flatten(run_plain(self._model, args, kwargs))
-            # copies: an output may be a buffer, which is put back
+            # copies: an output may be a buffer, which is restored
             return unflatten(structure, [tensor.detach().cpu().clone() for tensor in tensors], find)
         finally:
             now.restore()
@@ -317,7 +317,7 @@ class Witnesses:
         self._refused: dict[str, str] = {}
         self._own = threading.local()
         if share:
-            _unlike({}, wrapped.device)  # what this machine is: asked once, and not in the first request
+            _unlike({}, wrapped.device)  # this machine's properties: read once, and not in the first request
 
     @property
     def refused(self) -> Mapping[str, str]:

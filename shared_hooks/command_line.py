@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, add_help: bool = True, **how: Any) -> None:
-        super().__init__(**{**how, "allow_abbrev": False, "add_help": False})  # a word that is cut short is a slip
+        super().__init__(**{**how, "allow_abbrev": False, "add_help": False})  # an abbreviated option is a mistake
         self.basic: Collection[str] = ()
         self.topics: Mapping[str, Collection[str]] = {}
         """Headings of ``--help all``, and the options below each."""
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as the original, and report a superfluous word at once, while its command is known."""
-        self._check_options(sys.argv[1:] if args is None else args)  # before one that is missing is asked for
+        self._check_options(sys.argv[1:] if args is None else args)  # before a missing argument is reported
         found, left = super().parse_known_args(args, namespace)
         if left:
             self.error(self._left_over(left[0]))

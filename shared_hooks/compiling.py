@@ -39,15 +39,15 @@ __all__ = [
 ]
 
 
-# One module, compiled apart from the model it belongs to: torch.compile of a twin with the same weights.
-# The twin has no shims and no hooks, and nothing the model does to itself later reaches it; so only a module that
-# provably writes no state and has no hooks has one. It is compiled for the first form of its arguments and for no
-# other: another one runs the module itself, and gives the twin up.
+# One module, compiled apart from the model it belongs to: torch.compile of a twin with the same weights. The twin has
+# no shims and no hooks, and does not follow later changes of the model's modules; so only a module that provably
+# writes no state and has no hooks gets one. It is compiled for the first form of its arguments only: for another form
+# the module itself runs, and the twin is dropped.
 
 # What a module launches on a GPU, recorded once as a CUDA graph and replayed: one launch instead of many.
 #
 # A graph works in memory of its own: arguments are copied in, results are copied out, and one call runs at a time.
-# Whatever cannot be recorded runs as it is.
+# What cannot be recorded runs as it is.
 
 log = logging.getLogger(__name__)
 
@@ -167,19 +167,19 @@ def twin(module: nn.Module) -> nn.Module:
     shared = {id(one): one for one in itertools.chain(module.parameters(), module.buffers())}
     found = copy.deepcopy(module, dict[int, Any](shared))
     for one in found.modules():
-        one.__dict__.pop("forward", None)  # a method of its own, where the module has a shim
+        one.__dict__.pop("forward", None)  # an instance's own method, where the module has a shim
     return found
 
 
-# The compiled tails of one model: made in the background, compared with its own, used, given up.
-# A tail is known by its cut and the form of the inputs. Compiled modules stand for the model's own in it, each for
-# itself; everything else of the tail is as ever. Before it is used it must give what the model gives, on the example
-# and on the values of `LIVE` requests, which are answered by the model meanwhile, and it must be faster.
+# The compiled tails of one model: made in the background, compared with its own, used, dropped. A tail is identified
+# by its cut and the form of the inputs. Compiled modules replace the model's own in it, one by one; everything else
+# of the tail is unchanged. Before it is used it must give the model's output on the example and on the values of
+# `LIVE` requests, which are answered by the model meanwhile, and it must be faster.
 
-# Which modules of a tail can be compiled: the outermost ones that are called behind the cut, and hold others.
+# Which modules of a tail can be compiled: the outermost containers that are called after the cut.
 #
-# A call that begins behind the cut lies wholly behind it, whatever other calls of its module do. Leaves are left alone:
-# alone they are a kernel each, and nothing is won.
+# A call that begins after the cut lies wholly after it, whatever other calls of its module do. Leaves are not
+# compiled: each is a single kernel, and nothing is gained.
 
 
 class Finder:
@@ -207,7 +207,7 @@ class Finder:
             self._inside = False
 
 
-# Two outputs of one tail: the same bits, or within rounding.
+# Two outputs of one tail: the same bits, or equal within rounding.
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Tolerance of rounding: the largest difference of two elements over the largest magnitude in the tensor. Complex

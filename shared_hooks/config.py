@@ -57,7 +57,7 @@ def why_not(host: str | None, reached: str, origin: str | None, kind: str) -> st
     return ""
 
 
-# Reading a TOML table so that every mistake is named: the file, the key, what was expected and what was found.
+# Reads a TOML table so that every mistake is reported: the file, the key, the expected and the found value.
 
 
 if sys.version_info >= (3, 11):
@@ -149,7 +149,7 @@ class Table:
         """Take a required key, as `take`. Raises SpecError if absent."""
         value = self.take(key, kind, expected)
         if value is None:
-            # A key spelt wrongly is the usual reason, so the near name comes first.
+            # A misspelt key is the usual reason, so the near name comes first.
             found = difflib.get_close_matches(key, [left for left in self._left if left not in self._known], n=1)
             hint = f' (there is "{found[0]}": a misspelling?)' if found else ""
             self.fail(key, f"missing; expected {expected or _NAMES[kind]}{hint}")
@@ -195,10 +195,8 @@ class Table:
             self.fail(key, f"unknown key {where}; known: {', '.join(self._known)}.{near(key, self._known)}")
 
 
-# ``module:callable``: the one way in which a spec names code.
-#
-# Only what the local user wrote (a spec file or a command line) is ever looked up here; no name that came over the
-# network is.
+# ``module:callable``: the one form in which a spec names code. Only what the local user wrote (a spec file or a
+# command line) is ever looked up here; no name from the network is.
 
 
 _added: set[Path] = set()
@@ -254,17 +252,17 @@ def _import(name: str, folder: Path, where: str) -> ModuleType:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name and error.name != root:  # it is there, and something that it imports is not
+        if error.name != name and error.name != root:  # it exists, and one of its own imports fails
             raise SpecError(f'{where}: importing "{name}" raised {raised(error)}; install what is missing') from error
         if not _holds(folder, root):
             raise SpecError(f'{where}: cannot import "{name}": {error} (not installed, and not in {folder})') from error
         sys.path.append(str(folder))
         _added.add(folder)
         return _import(name, folder, where)
-    except (Exception, SystemExit) as error:  # a script that ends itself when it is imported
+    except (Exception, SystemExit) as error:  # a script that exits when it is imported
         raise SpecError(f'{where}: importing "{name}" raised {raised(error)}') from error
-    # Two specs in two folders may both have a "net.py"; Python keeps the first one imported and would build the wrong
-    # model without a word.
+    # Two specs in two folders may both have a "net.py"; Python keeps the first one imported and would silently build
+    # the wrong model.
     file = getattr(module, "__file__", None)  # None for built-in and namespace packages
     origin = Path(file).resolve() if file else None
     if origin and _holds(folder, root) and folder not in origin.parents and _added & set(origin.parents):

@@ -173,7 +173,7 @@ def counts_memory(device: torch.device) -> bool:
 def allocated(device: torch.device) -> Allocated:
     """Return the counts of a device that `counts_memory`."""
     module = _module(device)
-    if device.type == "cuda":  # memory_allocated flattens and sorts some hundred numbers, for one of them
+    if device.type == "cuda":  # memory_allocated flattens and sorts some hundred numbers to return one of them
         counts = module.memory_stats_as_nested_dict(_index(device))["allocated_bytes"]["all"]
         return Allocated(counts["current"], counts["peak"])
     return Allocated(module.memory_allocated(device), module.max_memory_allocated(device))
@@ -261,7 +261,7 @@ def _index(device: torch.device) -> int:
     return index if index is not None else int(getattr(_module(device), "current_device", lambda: 0)())
 
 
-# -- what only CUDA has: graphs, NVML's numbers
+# -- CUDA only: graphs, NVML's numbers
 
 
 def has_graphs(device: torch.device) -> bool:
@@ -280,7 +280,7 @@ def recorded(device: torch.device, run: Any, warm_runs: int) -> tuple[Any, Any]:
             run()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # other threads go on meanwhile
+    # other threads may use the device meanwhile
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         result = run()
     return graph, result

@@ -33,7 +33,7 @@ INDENT: Final = 22
 
 class Level(str, Enum):
     OK = "ok"
-    WARNING = "warning"  # it works, and may not do so for long, or not as well as it could
+    WARNING = "warning"  # it works, but perhaps not for long, or not as well as it could
     WRONG = "wrong"  # it does not work, or is not safe
 
 
@@ -108,7 +108,7 @@ def _shown(one: Finding, width: int | None) -> str:
     return textwrap.fill(text, width, subsequent_indent=" " * INDENT, break_long_words=False, break_on_hyphens=False)
 
 
-# Certificates and keys in files: readable, sound, belonging together, signed, not expired. Needs the extra ``tls``.
+# Certificates and keys in files: readable, valid, matching, signed, not expired. Needs the extra ``tls``.
 
 
 SOON_DAYS: Final = 14
@@ -349,7 +349,7 @@ def clock() -> Iterator[Finding]:
     """Check whether the clock is synchronised: certificates and tokens depend on it; durations do not."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     try:
-        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))  # asks, and sets nothing
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))  # reads, and sets nothing
     except (OSError, AttributeError):
         state = -1
     if state == TIME_ERROR:

@@ -26,7 +26,7 @@ def write_whole(path: str | Path, fill: Callable[[Path], Any], naming: str = "")
     written in place. ``naming``: the option that named the file, for the message. Raises SpecError if the file cannot
     be written, and exceptions of ``fill`` other than OSError.
     """
-    target = Path(os.path.realpath(path))  # a link stays one
+    target = Path(os.path.realpath(path))  # a link is kept
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         if not _can_be_replaced(target):
@@ -71,7 +71,7 @@ def _can_be_replaced(target: Path) -> bool:
     try:
         regular = stat.S_ISREG(target.stat().st_mode)
     except OSError:
-        return True  # not there yet, or what is in the way is said when it is written
+        return True  # missing so far, or an obstacle is reported when it is written
     return regular and os.access(target.parent, os.W_OK) and os.access(target, os.W_OK)
 
 
@@ -80,7 +80,7 @@ def _to_disk(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        if path.is_file():  # some file systems sync no folders
+        if path.is_file():  # some file systems cannot sync folders
             raise
     finally:
         os.close(descriptor)
@@ -129,7 +129,7 @@ class JournalFile:
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)
         except OSError as error:
-            os.ftruncate(self._file, good)  # else what is written next would go on in the middle of this line
+            os.ftruncate(self._file, good)  # otherwise the next record would continue in the middle of this line
             raise SpecError(f"{self._option}: {self.path} cannot be written: {error.strerror}") from error
 
     def clear(self) -> None:
@@ -165,7 +165,7 @@ class JournalFile:
     def _lock(self) -> None:
         try:
             import fcntl
-        except ImportError:  # a system without: two at once are the user's to avoid
+        except ImportError:  # a system without locks: the user must not run two at once
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

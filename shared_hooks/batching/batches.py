@@ -244,7 +244,7 @@ class Batches:
             proof.check(rows)
         except TooLarge:
             proof.most = rows - 1
-        except ServerUnavailable as error:  # this client's time for rehearsals is used up: others have theirs
+        except ServerUnavailable as error:  # this client's quota for rehearsals is used up: others have their own
             raise CutRefused(str(error)) from error
         except IsthmusError as error:
             self.doubt(joinable, str(error))
@@ -272,7 +272,7 @@ class Batches:
                 found = self._found(crossing, end)
         except ServerUnavailable:
             found = None
-        finally:  # also where the caller's time is over
+        finally:  # also when the caller's deadline passes
             self._spent.append((time.monotonic(), time.monotonic() - started, payer.get().account))
             if found is not None:
                 self._remember((crossing.digest, end), found)
@@ -294,7 +294,7 @@ class Batches:
                     cut = CutKey(crossing.layer_id, crossing.layer_name, calls, end)
                     proof = self._proof(crossing, rows, cut)
                     if proof.cut.is_at(crossing, rows.count):
-                        if end:  # looked up once more where a batch is taken apart
+                        if end:  # looked up again when a batch is taken apart
                             self.wrapped.crossing_at(EarlyOutput(crossing, (), ()), end)
                         return _BatchKey(_key(crossing, rows, cut), rows.count)
                     reasons.append("this side's plans describe another cut")
@@ -354,7 +354,7 @@ class Batches:
         """Make and keep a result, or the reason why it fails, which is raised."""
         try:
             made = make()
-        except ServerUnavailable:  # not now, and for this client: nothing is known of the cut
+        except ServerUnavailable:  # not now, and for this client: the cut remains undecided
             raise
         except Exception as error:
             text = str(error) if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
@@ -368,7 +368,7 @@ class Batches:
     def _family(self, crossing: Crossing, rows: Rows) -> Family:
         example, like = self._example(), None
         if example is not None:
-            if self._example_plan is None:  # inputs that are nobody's guess: on others such a model might never end
+            if self._example_plan is None:  # inputs that the model is known to accept: on others it might never end
                 self._example_plan = self.wrapped.plan(*example[0], **example[1])
             check_plan(self._example_plan)
             structure, tensors = flatten(example)
@@ -390,5 +390,5 @@ def _key(crossing: Crossing, rows: Rows, cut: CutKey | None = None) -> tuple[Has
     ]
     around = {name: value for name, value in crossing.context.items() if name != "torch"}
     reported = json.dumps([crossing.depth, rows.axis, crossing.input_structure, forms, around], sort_keys=True)
-    # the text may be as long as a client likes, and is kept for thousands of cuts
+    # the text is as long as a client chooses, and is kept for thousands of cuts
     return hashlib.blake2b(reported.encode(), digest_size=16).digest(), cut

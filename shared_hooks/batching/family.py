@@ -78,14 +78,14 @@ def _laid_out(crossings: Sequence[Crossing], slot: int) -> list[Shape] | None:
     for mark, *others in zip(*several, strict=True):
         if mark.view.offset or mark.view.numel != crossings[-1].slots[slot].elements or not mark.view.is_run():
             continue
-        # of the largest: where a batch has one row, its stride says nothing
+        # by the largest: where a batch has one row, its stride carries no information
         order = sorted(range(len(mark.view.shape)), key=lambda axis: -mark.view.stride[axis])
         views = [one.view for one in (mark, *others)]
         return [tuple(view.shape[axis] for axis in order) for view in reversed(views)]
     return None
 
 
-# Random inputs of a given form, like the model's example in what they hold: token ids that exist, masks of its kind.
+# Random inputs of a given form, with contents like the model's example: valid token ids, masks of its kind.
 
 
 MAX_VALUES = 4096
@@ -173,7 +173,7 @@ class Rows:
         sizes = [form.shape[axis] if len(form.shape) > axis else 1 for form in forms]
         self.axis = axis
         self.count = max(sizes, default=0)
-        # of one row, which tensors would grow is not to be seen: all that can
+        # with one row the growing tensors cannot be recognised: all that may grow
         self.batched = tuple(
             size == self.count and len(form.shape) > axis for size, form in zip(sizes, forms, strict=True)
         )
@@ -223,7 +223,7 @@ class Family:
         forms, slots, marks = [], [], []
         for leaf, form in enumerate(self._forms):
             shape, sizes = sizes[: len(form.shape)], sizes[len(form.shape) :]
-            stride = tuple(torch.empty(shape, device="meta").stride())  # how it lies changes no work
+            stride = tuple(torch.empty(shape, device="meta").stride())  # strides change no work
             forms.append(TensorForm(shape, stride, form.dtype))
             count = math.prod(shape)
             slots.append(Slot(form.dtype, count, (View((count,), (1,), 0),), written=True))
@@ -243,7 +243,7 @@ class Family:
         try:
             return CutOfAnyBatch(self.plans, SIZES, cut, self._sizes)
         except CutRefused as error:
-            # many a model takes a way of its own for one row: that plan counts for itself, the rule begins with two
+            # many models take a path of their own for one row: that plan counts for itself, the rule begins with two
             larger = range(2, 2 + len(SIZES))
             if len(self.plans) < larger[-1]:
                 self.plans.append(self._plan(larger[-1]))

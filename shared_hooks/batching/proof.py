@@ -29,9 +29,9 @@ from shared_hooks.planning import Cut
 from shared_hooks.tensors import Structure, flatten
 from shared_hooks.tensors.staging import wait
 
-# Several frontiers of one cut made into the frontier of their batch, and the batch's output taken apart again.
+# Joins several frontiers of one cut into the frontier of their batch, and splits the batch's output.
 #
-# Pure functions: what they are given says which dimension of which tensor is the batch, and nothing is looked up.
+# Pure functions: their arguments name the batch dimension of each tensor, and nothing is looked up.
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,12 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-# What no trial on random data can show of rows: a tail in which data decide, and rows may meet where they do so.
+# What no trial on random data can show of rows: a tail in which data decide, where rows may influence each other.
 #
 # A mixture of experts with capacity gives each row its place until an expert is full: random rows never fill it, and
-# rows that somebody chose do. So a proof ends where integers or truth values that come of floating point numbers are
-# used for more than choosing element by element (counted, sorted, taken as places) or given as results, where a
-# cumulative or sorting kernel runs along the rows, and where a size is neither the same for all numbers of rows nor
-# in proportion.
+# chosen rows do. So a proof fails where integers or truth values computed from floating-point numbers are used for
+# more than element-wise choice (counted, sorted, used as indices) or returned, where a cumulative or sorting kernel
+# runs along the rows, and where a size is neither the same for all numbers of rows nor proportional to it.
 
 _ORDERS = frozenset(
     """
@@ -128,7 +127,7 @@ _ORDERS = frozenset(
     cumulative_trapezoid unique_dim unique_consecutive
     """.split()
 )
-# They give a copy, a form or a part of what they are given.
+# They return a copy, a form or a part of their argument.
 _PLAIN = frozenset(
     """
     clone copy_ _to_copy where masked_fill masked_fill_ detach alias cat stack constant_pad_nd repeat expand_copy
@@ -342,7 +341,7 @@ class Proof:
 
     def _watched(self, part: Part, decisions: Decisions) -> tuple[Structure, Tensors]:
         """Return a tail's output, after checking that no kernel may mix rows."""
-        self.output(part.early, part.rows)  # what is rehearsed and built is not the tail's own
+        self.output(part.early, part.rows)  # rehearsing and building are not the tail's own time
         with decisions:
             structure, tensors = self.output(part.early, part.rows)
         decisions.check_result(tensors)

@@ -99,7 +99,7 @@ class OtherSizes:
         try:
             args, kwargs = unflatten(self._structure, self.inputs(size), own_class)
             return wrapped.plan(*args, **kwargs)
-        except Exception as error:  # whatever a model raises for a size that it does not take
+        except Exception as error:  # a model may raise anything for a size that it does not accept
             raise CutRefused(f"the model does not take {size} along {self.axes}: {error}") from error
 
     def inputs(self, size: Size) -> list[torch.Tensor]:
@@ -285,11 +285,11 @@ def other_sizes(wrapped: WrappedModel, structure: Structure, tensors: Sequence[t
 
 # From one cut to a later one: a request runs the middle part by itself, and joins a batch of those cut there.
 #
-# Up to the later cut nothing changes: a middle part gives the very bytes that a head gives there
-# (`shared_hooks.middle`). What joins behind it, and what rows may influence, is as for requests that were cut there
+# Up to the later cut nothing changes: a middle part produces exactly the bytes that a head produces there
+# (`shared_hooks.middle`). After it, what joins, and what rows may influence, is as for requests that were cut there
 # (`proof`).
 #
-# It is worth it where a tail gains from more rows, and the middle is not most of it; that is not guessed: tails of
+# It pays off where a tail gains from more rows, and the middle is not most of it; this is not guessed: tails of
 # several sizes and the middle are timed where they are tried, and whenever they run.
 
 
@@ -376,7 +376,7 @@ class Ways:
             raise CutRefused("nobody's requests join there any more")
         early = joinable.proof.sample(joinable.rows)
         way = Way()
-        self.run(way, early, joinable.rows, proof)  # plans, and works the middle out
+        self.run(way, early, joinable.rows, proof)  # plans, and builds the middle part
         way.seconds.clear()
         self.run(way, early, joinable.rows, proof)
         return way
@@ -429,7 +429,7 @@ class Ways:
         ones, others = min(waiting(first.batch_key), most), min(waiting(last.batch_key), most)
         if not ones or not others or here is None or there is None:
             return False
-        fits = min(1.0, most / (ones + others))  # of each; full batches have nothing to gain
+        fits = min(1.0, most / (ones + others))  # of each; full batches gain nothing
         early, late = here.seconds.of(ones), there.seconds.of(others)
         middle, together = way.seconds.of(rows), there.seconds.of(round(fits * (ones + others)))
         if early is None or late is None or middle is None or together is None:

@@ -300,11 +300,12 @@ def _grouped(book: Book, blocks: list[torch.Tensor]) -> Book:
     return replace(book, groups=groups)
 
 
-# Small integers, most of them zero, as bytes: folded (0, -1, 1, -2 ...), without the zeros at the end, deflated.
+# Small integers, most of them zero, as bytes: folded (0, -1, 1, -2 ...), without trailing zeros, deflated.
 #
 # Of deflate's strategies the shorter of two is taken: Huffman codes alone, or with runs. They cost a tenth of its
-# search for repetitions, and find as much. Deflate is in every Python on every machine (a range coder comes nearer to
-# the entropy, but those in the package index have none for Linux on ARM); its decoder needs not know the strategy.
+# search for repetitions, and compress as well. Deflate is in every Python on every machine (a range coder comes
+# nearer to the entropy, but those in the package index have none for Linux on ARM); its decoder does not depend on
+# the strategy.
 
 
 LARGEST = 32_767
@@ -337,7 +338,7 @@ def _inflated(data: memoryview, most: int) -> bytes:
     decoder = zlib.decompressobj(-15)
     try:
         found = decoder.decompress(data, max(1, most))
-        if not decoder.eof:  # it may still owe its end mark
+        if not decoder.eof:  # its end mark may still be missing
             found += decoder.decompress(decoder.unconsumed_tail, 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
@@ -351,7 +352,7 @@ def _deflated(data: bytes, strategy: int) -> bytes:
     return coder.compress(data) + coder.flush()
 
 
-# `Basis`: a tensor as the few numbers that a `Book` says it is made of.
+# `Basis`: a tensor as its coefficients in the basis of a `Book`.
 
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -432,11 +433,11 @@ def symbols(book: Book, tensor: torch.Tensor) -> torch.Tensor | None:
     if is_map:
         centred = blocks - mean[:, None]
         parts = basis.T @ centred
-    else:  # one product of all tokens, not one of each
+    else:  # one product for all tokens, not one for each
         centred = blocks.reshape(-1, book.channels) - mean
         parts = centred @ basis
     outside = (centred.square().sum() - parts.square().sum()) / tensor.numel()
-    if not bool(outside <= book.most):  # nor for NaN
+    if not bool(outside <= book.most):  # false for NaN, too
         return None
     if is_map:
         parts = dct(parts.reshape(len(blocks), book.rank, book.height, book.width))
@@ -486,12 +487,12 @@ def restored(book: Book, numbers: torch.Tensor) -> torch.Tensor:
     return (blocks.relu_() if book.is_positive else blocks).reshape(-1)
 
 
-# `Frames`: of frames that follow each other, what has changed since one that the other side has.
+# `Frames`: of successive frames, the changes since one that the other side has.
 #
 # Symbols are subtracted, not values: both sides have the very same integers, so a frame that is sent as a difference
-# is decoded to the same bits as one that is sent alone, and no error adds up. Each frame has a number and says which
-# one it refers to, 0 for none (a *key frame*). A sender refers only to frames that were answered, so what is lost on
-# the way, or was forgotten at the other side (`ReferenceLost`), costs one key frame.
+# is decoded to the same bits as one that is sent alone, and no error accumulates. Each frame has a number and names
+# the one it refers to, 0 for none (a *key frame*). A sender refers only to frames that were answered, so what is lost
+# in transit, or was evicted at the other side (`ReferenceLost`), costs one key frame.
 
 
 KEY = 0

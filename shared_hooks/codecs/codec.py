@@ -16,7 +16,7 @@ import zstandard
 from shared_hooks.tensors import View
 from shared_hooks.tensors.staging import to_host
 
-# `Grain`: how the elements of a flat tensor hang together, for codecs that treat channels or tokens alike.
+# `Grain`: the channels and tokens of a flat tensor, for codecs that treat them separately.
 
 
 _MAP_RANK = 4
@@ -134,11 +134,12 @@ Bound = Sequence[Mapping[str, Codec]]
 """Codecs by tensor name, each with the parameters bound to it. Other tensors use the codecs of the list."""
 
 
-# Where a quantiser of few levels clips: the step with the least squared error, from a group's moments alone.
+# The clipping point of a quantiser of few levels: the step with the least squared error, from a group's moments
+# alone.
 #
 # After R. Banner, Y. Nahshan, D. Soudry, "Post training 4-bit quantization of convolutional networks for rapid-
 # deployment" (NeurIPS 2019): values are taken for a Laplace or a normal distribution, whichever their moments are
-# nearer to. Here zero is always a level, and stays zero. What ReLU leaves is the one half of such a distribution; its
+# nearer to. Here zero is always a level, and stays zero. The output of ReLU is one half of such a distribution; its
 # zeros do not count.
 
 
@@ -171,9 +172,9 @@ def best_step(magnitude: torch.Tensor, square: torch.Tensor, largest: torch.Tens
 
 # Sizes of a quantiser's steps, one byte each: eighths of an octave below the largest.
 #
-# A step of 2**(n / 8) is named by its whole number n, so no stranger's step is NaN or infinite, and all machines work
-# with the same float32: a power of two times one of eight constants. Rounded up, a step is 4 % wider than wanted on
-# average.
+# A step of 2**(n / 8) is encoded as its whole number n, so no received step is NaN or infinite, and all machines
+# compute with the same float32: a power of two times one of eight constants. Rounded up, a step is 4 % wider than
+# wanted on average.
 
 
 OCTAVE: Final = 8
@@ -184,7 +185,7 @@ SMALLEST: Final = -90 * OCTAVE
 """
 _SPAN = 255
 
-# 2**(n/8), rounded to float32: written out, because libraries differ in their powers' last bits
+# 2**(n/8), rounded to float32: constants, because libraries differ in the last bits of their powers
 _FRACTIONS = (1.0, 1.0905077, 1.1892071, 1.2968396, 1.4142135, 1.5422108, 1.6817929, 1.8340081)
 
 
@@ -210,7 +211,7 @@ def chosen(wanted: torch.Tensor) -> tuple[int, npt.NDArray[np.uint8]] | None:
     return top, (top - eighths).clamp(0, _SPAN).to(torch.uint8).numpy()
 
 
-# `ByteCodec`: a codec that sees bytes and knows nothing of what they stand for.
+# `ByteCodec`: a codec for bytes, whatever their meaning.
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -327,7 +328,7 @@ class Lz4(ByteCodec):
 
 # Bytes in another order before they are compressed: first the first byte of every element, then the second.
 #
-# Exponents are alike, mantissas are not; so the ones stand together, and the others do not come between them.
+# Exponents are alike, mantissas are not; so similar bytes stand together.
 
 
 class Shuffled(Codec):
@@ -361,17 +362,17 @@ class Shuffled(Codec):
         return flat.data
 
 
-# Several runs of bytes as one, each as Zstandard makes it where that is smaller.
+# Several runs of bytes as one, each compressed by Zstandard where that is smaller.
 #
-# In front of each run stands its size, doubled, and one more where it is compressed: little endian, seven bits a
-# byte. How large each is when it is read again the reader knows, and no more is made.
+# In front of each run stands its size, doubled, plus one where it is compressed: little endian, seven bits a byte.
+# The reader knows the decompressed size of each, and decompresses no more.
 
 
-# Zstandard (RFC 8878), one frame that says how large its content is.
+# Zstandard (RFC 8878), one frame with its content size.
 
 GROWS = 1 << 15
 """Maximum expansion: a block of 4 bytes can encode 128 KiB."""
-_LEVEL = 1  # more costs three times the time for a few per cent: docs/decisions/0024-codecs.md
+_LEVEL = 1  # a higher level costs three times the time for a few per cent: docs/decisions/0024-codecs.md
 _FEW_PLACES = 8
 """Logarithm of the match table's size for symbols. Small: they hardly repeat, and a small table is faster."""
 
@@ -407,7 +408,7 @@ def decompressed(data: memoryview, nbytes: int) -> memoryview:
         frame = zstandard.get_frame_parameters(data)
         if frame.content_size != nbytes or frame.dict_id:
             raise ValueError(f"not a frame of {nbytes} bytes")
-        # the result is the window: a frame that names a larger one gets none
+        # the result is the window: a frame that declares a larger one is refused
         found = _tools.decompressor.decompress(data, max_output_size=nbytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
@@ -488,12 +489,12 @@ def _read(data: memoryview, at: int) -> tuple[int, int]:
     raise ValueError("a size without an end")
 
 
-# For maps with many zeros, as ReLU leaves them, bit by bit: where no zeros are, and what stands there.
+# For maps with many zeros, as ReLU gives them, lossless: where the non-zero elements are, and their values.
 #
-# The zeros are a mask of one bit each. The other elements are turned left by one bit, so that the sign stands last,
+# The zeros are a mask of one bit each. The other elements are rotated left by one bit, so that the sign comes last,
 # and cut into planes: the first byte of each (of a float32: its exponent), the second one, and so on. Mask and planes
-# are compressed each alone, where that makes them smaller: exponents become few bits, and a sign that is always the
-# same costs nothing. Any dtype; only an element whose bits are all zero is one.
+# are compressed separately, where that makes them smaller: exponents become few bits, and a constant sign costs
+# nothing. Any dtype; only an element whose bits are all zero is a zero.
 
 
 _CHUNK = 1 << 18

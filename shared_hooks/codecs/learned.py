@@ -100,7 +100,7 @@ class Design:
         if not grain.is_map or grain.channels != self.channels or grain.inner % grain.width:
             return None
         height, width = grain.inner // grain.width, grain.width
-        if grain.inner == 1:  # channels last: how large one map is, its memory does not say
+        if grain.inner == 1:  # channels last: the memory does not show the size of one map
             height, width = self.size
             if grain.outer % (height * width):
                 return None
@@ -177,11 +177,11 @@ class Bottleneck(nn.Module):
         return values
 
 
-# Symbols as bytes, by how often each occurred in training.
+# Symbols as bytes, by their frequencies in training.
 #
-# The state of a numeral system is one whole number, which Python has in any size: a symbol of frequency f among 2**12
-# makes it 2**12 / f times as large. Blocks keep it short. Within two bytes a block of the entropy; no library that is
-# built for ARM has a coder for so few symbols (docs/decisions/0042-learned-codecs.md).
+# The state of an asymmetric numeral system is one integer, which Python has in any size: a symbol of frequency f
+# among 2**12 makes it 2**12 / f times as large. Blocks keep it short. Within two bytes a block of the entropy; no
+# library that is built for ARM has a coder for so few symbols (docs/decisions/0042-learned-codecs.md).
 
 _BITS: Final = 12
 _WHOLE: Final = 1 << _BITS
@@ -339,7 +339,7 @@ class LearnedFile:
             if tensors:
                 raise ValueError(f"a tensor of no piece: {min(tensors)!r:.60}")
             return cls(model, weights, cut, pieces, meta["provenance"])
-        except Exception as error:  # safetensors raises an error of its own, torch several
+        except Exception as error:  # safetensors raises an error class of its own, torch several
             raise SpecError(f"{origin} is no learned codec: {error!s:.300}") from error
 
 
@@ -361,7 +361,7 @@ def _piece(data: Any, number: int, tensors: dict[str, torch.Tensor]) -> Piece:
     if not isinstance(data, dict) or set(data) != set(Design.__dataclass_fields__):
         raise ValueError(f"piece {number}: expected {', '.join(Design.__dataclass_fields__)}")
     design = Design(**{**data, "size": tuple(data["size"]), "positive": bool(data["positive"])})
-    with torch.device("meta"):  # as large as the design says, which the file's own tensors must be
+    with torch.device("meta"):  # of the size in the design, which the file's own tensors must have
         net = Bottleneck(design)
     own = {name: tensors.pop(f"{number}.{name}") for name in net.state_dict()}
     for name, like in net.state_dict().items():

@@ -23,10 +23,10 @@ from shared_hooks.codecs import codec
 from shared_hooks.codecs.codec import Codec, Coded, Grain, Param, joined, least, parted
 from shared_hooks.tensors.staging import to_host
 
-# Numbers <-> symbols: divided by a step and rounded to whole levels, where the numbers are.
+# Numbers <-> symbols: divided by a step and rounded to integer levels, on the tensor's device.
 #
-# A number is ``(symbol - zero) * step`` once more. All of it is sums and products of float32 in a fixed order, so every
-# machine decodes the same bits.
+# A number is decoded as ``(symbol - zero) * step``. All of it is sums and products of float32 in a fixed order, so
+# every machine decodes the same bits.
 
 _CHUNK = 1 << 18
 """Elements processed at a time on a CPU, so that intermediate values stay in its caches."""
@@ -95,13 +95,13 @@ def _at(steps: torch.Tensor, part: tuple[slice, ...]) -> torch.Tensor:
 
 # Symbols of a few bits, several to a byte: neighbours in one byte, the first in its lowest bits.
 #
-# A coder of bytes then sees pairs, fours or eights of symbols: their frequencies tell it what lies beside what, and a
-# symbol may take less than a bit.
+# A byte coder then sees pairs, fours or eights of symbols: their frequencies contain the dependence between
+# neighbours, and a symbol may take less than a bit.
 
 PLACES = {1: 8, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1}
 """Bits per symbol, mapped to symbols per byte."""
 
-# symbols lie a byte apart in one integer; each shift brings the upper half of what is together beside the lower one
+# symbols lie a byte apart in one integer; each shift moves the upper half of a group beside the lower one
 _SHIFTS: dict[int, tuple[torch.dtype, tuple[int, ...]]] = {
     2: (torch.int16, (4,)),
     4: (torch.int32, (6, 12)),
@@ -233,7 +233,7 @@ class Quantised(Codec):
         others = {_OF_ALL: (0, 1, 2), _OF_CHANNEL: (0, 2), _OF_TOKEN: (1,)}[whose]
         low, largest = values.amin(others, keepdim=True), values.amax(others, keepdim=True)
         largest = torch.maximum(largest, -low)
-        if not bool(torch.isfinite(largest).all()):  # NaN is the largest, too
+        if not bool(torch.isfinite(largest).all()):  # NaN counts as the largest, too
             return None
         levels = Levels.of(self.bits, bool((low < 0).any()))
         wanted, limit = _wanted(values, largest, others, levels), _FAR * _root_mean_square(values, others)
@@ -255,7 +255,7 @@ class Quantised(Codec):
             raise ValueError(f"{elements} elements of {dtype} are never coded so")
         if elements % (form.channels * form.inner):
             raise ValueError(f"{elements} elements are not made of {form.channels} times {form.inner}")
-        if not form.pays(elements):  # what decoding takes beside the numbers is a small part of them
+        if not form.pays(elements):  # the overhead of decoding must be a small part of the numbers
             raise ValueError("so many steps, or elements that are kept apart, are never sent")
         if nbytes < least(sum(form.sizes(elements, self.bits))):
             raise ValueError(f"{nbytes} bytes cannot stand for so much")
@@ -271,7 +271,7 @@ class Quantised(Codec):
         restored(numbers.view(form.shape(elements)), step, levels)
         if form.apart:
             _put(numbers.numpy(), where.view("<u4"), apart.view("<f4"))
-        if dtype is torch.float16:  # the last level may lie beyond what it can hold
+        if dtype is torch.float16:  # the last level may exceed its range
             most = torch.finfo(dtype).max
             numbers.clamp_(-most, most)
         return numbers.to(dtype)
@@ -279,7 +279,7 @@ class Quantised(Codec):
 
 def _wanted(values: torch.Tensor, largest: torch.Tensor, others: tuple[int, ...], levels: Levels) -> torch.Tensor:
     """Return the ideal step of each group."""
-    if levels.side == 0:  # one signed bit: the mean magnitude on either side
+    if levels.side == 0:  # one sign bit: the mean magnitude on either side
         return 2 * values.abs().mean(others, keepdim=True)
     if levels.side not in codec.STEPS:
         return largest / levels.side

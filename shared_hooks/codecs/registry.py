@@ -70,7 +70,7 @@ class Guarded(Codec):
 
     def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
         try:
-            coded = self.inner.encode(tensor.clone(), grain)  # what it writes there is nobody's
+            coded = self.inner.encode(tensor.clone(), grain)  # what it writes there is discarded
             return None if coded is None else self._checked(coded, tensor)
         except Exception as error:
             why = str(error) if isinstance(error, _Broken) else f"{type(error).__name__}: {error!s:.200}"

@@ -28,7 +28,7 @@ from shared_hooks.tensors import Structure, View, dtype_name
 
 # A digest over the path that a forward takes: module calls, operations, and the forms of their results.
 #
-# Both sides work it out by themselves, the edge from its trace and the tail's side from its rehearsal, and must agree
+# Both sides compute it by themselves, the edge from its trace and the tail's side from its rehearsal, and must agree
 # at the cut. Strides and devices are left out: they may differ between machines.
 
 

@@ -77,12 +77,12 @@ def _parse(data: bytes) -> Crossing:
         raise
     except MALFORMED as error:
         raise BadFrame(f"malformed description of a cut: {error!s:.100}") from error
-    # not written again: these are the bytes it is named by
+    # not encoded again: the digest was computed from these bytes
     crossing.__dict__["_bytes"] = data
     return crossing
 
 
-# Requests of one cut bring the same bytes each time where both halves run in one process.
+# Requests of one cut have the same bytes each time where both halves run in one process.
 _remembered = lru_cache(maxsize=64)(_parse)
 
 
@@ -174,7 +174,7 @@ def _name(value: Any) -> str:
         raise _bad("a name is expected")
     if len(value) > MAX_NAME:
         raise TooLarge(f"a name of {len(value)} characters; at most {MAX_NAME} are taken")
-    if not value.isprintable():  # it goes into logs and messages
+    if not value.isprintable():  # it is written to logs and messages
         raise _bad("a name with control characters")
     return value
 

@@ -279,8 +279,8 @@ def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
 
 
-# Names of what goes into a model and comes out: parameters of its ``forward``, keys and attributes of what it returns.
-# A tensor within a list or tuple has its number after a point (``states.0``); an output without a name is ``output``.
+# Names of a model's inputs and outputs: parameters of its ``forward``, keys and attributes of what it returns. A
+# tensor within a list or tuple has its number after a point (``states.0``); an output without a name is ``output``.
 
 
 OUTPUT = "output"

@@ -27,10 +27,10 @@ from shared_hooks.errors import MALFORMED, BadFrame, TooLarge
 from shared_hooks.showing import short
 from shared_hooks.tensors import PLAIN, ClassFinder, View, dtype_name, dtype_named, flatten, no_class, unflatten
 
-# A parcel in the making: sections are added one by one, in any order, and their bytes may leave at once.
+# A parcel being built: sections are added one by one, in any order, and their bytes may be sent at once.
 #
-# A section that was added before the others are there comes with a digest of what its tensor held: `holds` tells
-# whether that is still so once the parcel is closed.
+# A section that was added early comes with a digest of its tensor: `holds` checks whether it is unchanged once the
+# parcel is closed.
 
 
 ALIGN: Final = 64
@@ -297,7 +297,7 @@ def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, Sections]:
         sections, checksums = [], []
         for number, (name, dtype, shape, stride, nbytes, checksum, *more) in enumerate(entries):
             shape, stride, codecs = tuple(shape), tuple(stride), bound[number] if number < len(bound) else None
-            # anything else than numbers ends in `_section`, also what is equal to one
+            # anything but numbers ends in `_section`, including what equals one
             if more or codecs or {*map(type, shape), *map(type, stride), type(nbytes)} != {int}:
                 section = _section(name, dtype, shape, stride, nbytes, parameters_of(*more) if more else (), codecs)
             else:
@@ -377,7 +377,7 @@ def parameters_of(params: Any) -> tuple[Param, ...]:
     if not isinstance(params, list) or len(params) > MAX_PARAMS:
         raise BadFrame(f"malformed header: a codec's parameters are a list of at most {MAX_PARAMS}")
     for one in params:
-        is_number = type(one) in (int, float) and -(1 << 63) <= one < 1 << 63  # not NaN, either
+        is_number = type(one) in (int, float) and -(1 << 63) <= one < 1 << 63  # excludes NaN, too
         if not is_number and not (isinstance(one, str) and len(one) <= MAX_TEXT):
             raise BadFrame("malformed header: a codec's parameters are numbers and short texts")
     return tuple(params)

@@ -51,7 +51,7 @@ def _restored(context: dict[str, Any]) -> Iterator[None]:
     for name, dtype in wanted.items():
         if name not in _AUTOCAST_DEVICES or dtype not in _AUTOCAST_DTYPES:
             raise BadFrame(f"malformed description of a cut: autocast of {name!r:.20} to {dtype}")
-        if name != "cpu" and not devices.count(name):  # torch would go on without it
+        if name != "cpu" and not devices.count(name):  # torch would continue without it
             raise Disagreement(f"the head ran under autocast of {name}, and this side has no such device")
     with contextlib.ExitStack() as stack:
         for device in _AUTOCAST_DEVICES:
@@ -157,7 +157,7 @@ def key_of(
         try:
             storage = first.setdefault(tensor.untyped_storage()._cdata, len(forms))
             offset = tensor.storage_offset() - tensors[storage].storage_offset()
-            # even the stride of a dimension of size 1 counts: torch takes the memory format of a result from it
+            # even the stride of a dimension of size 1 counts: torch derives the memory format of a result from it
             forms.append((*form, tensor.stride(), storage, offset))
         except (RuntimeError, NotImplementedError):
             forms.append((*form, tensor.layout))

@@ -192,8 +192,8 @@ class Foresight:
         found = self._answers[key]
         if found is None or len(found) != len(forms):
             return NOTHING
-        # a further result without elements is one that this device's kernel leaves out (what batch normalisation keeps
-        # for gradients), and nobody sees
+        # this device's kernel leaves out a further result without elements (what batch normalisation keeps for
+        # gradients), which is never seen
         both = enumerate(zip(forms, found, strict=True))
         pairs = [(one, other) for place, (one, other) in both if not place or one.shape != (0,)]
         if any((one.shape, one.dtype) != (other.shape, other.dtype) for one, other in pairs):
@@ -285,7 +285,7 @@ def _key(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-# Threads that a model's code starts: no mode and no session sees what they do, since those are a thread's own.
+# Threads started by a model's code: no mode and no session sees their operations, since those are per thread.
 
 
 _start = threading.Thread.start
@@ -308,10 +308,10 @@ def _told(self: threading.Thread) -> None:
     _start(self)
 
 
-# Where a forward that takes too long may be ended: while the model's own code runs, and nowhere else.
+# Where a forward that takes too long may be interrupted: while the model's own code runs, and nowhere else.
 #
-# Who bounds time (a server) sets a `Limit` around a request. The engine says in which blocks an exception may come
-# from outside; what it puts back after them (modes, settings, Python state, generators) is never cut short.
+# A server that bounds time sets a `Limit` around a request. The engine marks the blocks in which an exception may be
+# raised from outside; what it restores after them (modes, settings, Python state, generators) is never interrupted.
 
 
 class Limit(Protocol):
@@ -438,14 +438,15 @@ class Allowance(TorchDispatchMode):
         self._held = {key: one for key, one in held.items() if one[1]}
         self.spent = size + sum(nbytes for nbytes, _ in self._held.values())
         self._noted = sum(len(shown) for _, shown in self._held.values())
-        self._prune_at = max(REMEMBERED, 2 * self._noted)  # so that a kernel costs the same, however many are alive
+        # so that the cost of a kernel does not depend on the number of live storages
+        self._prune_at = max(REMEMBERED, 2 * self._noted)
 
     def _size(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         by_value = _BY_VALUE.get(func._schema.name)
         if by_value is not None:
             return by_value(*args, **kwargs)
         size = bytes_of_results(func, args, kwargs)
-        if size is None:  # unknown: as much as its arguments take
+        if size is None:  # unknown: counted as the size of its arguments
             return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of(args, kwargs))
         return size
 
@@ -455,7 +456,7 @@ def _takes_memory(func: Any) -> bool:
     """Return whether a kernel's results are in new memory."""
     if func._schema.name in _BY_VALUE:
         return True
-    if func.namespace == "c10d":  # collectives of torch.distributed, in the memory of their arguments
+    if func.namespace == "c10d":  # collectives of torch.distributed work in the memory of their arguments
         return False
     return any(one.alias_info is None and "Tensor" in str(one.type) for one in func._schema.returns)
 

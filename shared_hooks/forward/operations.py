@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Non-tensor results that say something about a tensor's form, never about its values.
+# Non-tensor results that depend on a tensor's form only, never on its values.
 _FORM_TYPES = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FORM_NAMES = frozenset(
     """
@@ -25,7 +25,7 @@ _FORM_NAMES = frozenset(
     _version _is_view _is_zerotensor __len__ __hash__
     """.split()
 )
-# ... those that Python asks for most often, by the function's whole name: asking a dense tensor neither fails nor runs
+# ... those that Python calls most often, by the function's whole name: on a dense tensor they neither fail nor run
 # any kernel.
 HEADS = frozenset(
     """
@@ -35,14 +35,14 @@ HEADS = frozenset(
 )
 _LITERALS = frozenset({bool, int, float, str})
 _NUMBERS = frozenset({bool, int, float, str, torch.Size, torch.dtype, torch.device})
-# Functions that hand the bytes to code torch cannot see.
+# Functions that pass the bytes to code torch cannot see.
 _ESCAPES = frozenset(
     """
     numpy data_ptr const_data_ptr mutable_data_ptr untyped_storage storage _typed_storage __array__ __dlpack__ to_dlpack
     __cuda_array_interface__ _cdata
     """.split()
 )
-# Functions that give a tensor another's memory, and look at neither: with a placeholder, memory that is not there.
+# Functions that give a tensor another's memory, and read neither: with a placeholder, memory that does not exist.
 OTHER_MEMORY = frozenset({"data.__set__", "set_"})
 # Functions written in Python that copy a tensor's bytes without a kernel.
 COPIES_BYTES = frozenset({"__deepcopy__"})
@@ -64,7 +64,7 @@ OVERWRITES = _aten("copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ expone
 # Namespaces of torch's own, whose operations carry a tag where a shape depends on data, but for those listed here.
 _OWN = frozenset({"aten", "prims", "prim", "quantized", "_quantized", "mkldnn", "onednn", "mkldnn_prepacked"})
 _SHAPED_BY_DATA = _aten("_local_scalar_dense _pack_padded_sequence to_padded_tensor _padded_dense_to_jagged_forward")
-# Functions that want the form of an argument that they hand to no kernel.
+# Functions that need the form of an argument that they pass to no kernel.
 FORM_OF_OTHERS = frozenset(
     """
     expand_as view_as reshape_as type_as to sum_to_size resize_as_ new_tensor unflatten broadcast_tensors meshgrid
@@ -75,7 +75,7 @@ FORM_OF_OTHERS = frozenset(
 NOTHING, FORM, LAYOUT = 0, 1, 2
 """How much can be foreseen: nothing, shape and dtype, or also strides."""
 
-# Comparisons that Python may call with the operands changed round.
+# Comparisons that Python may call with swapped operands.
 REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
@@ -196,7 +196,7 @@ def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
     if isinstance(result, torch.Tensor):
         return Kind.TENSOR
     if result is None:
-        # what gives nothing writes, or reads (an assertion); but for properties that are not there
+        # an operation without a result writes, or reads (an assertion); except for properties that do not exist
         return Kind.EFFECT if has_tensors and not name.endswith(".__get__") and not is_form(name) else Kind.FORM
     if (
         isinstance(result, (list, tuple))
@@ -231,11 +231,11 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     return found
 
 
-# Memory that outlives a model's forward is put back after trial runs, and after runs that left what was planned.
+# Memory that outlives a model's forward is restored after trial runs, and after runs that left the plan.
 #
 # Parameters are too many to be copied for every plan, so a storage is copied before the first kernel that writes to
 # it. For planning, buffers are copied beforehand (`copies.Buffers`): batch normalisation writes to its own without
-# saying so.
+# raising a version.
 
 
 class MemoryKept(TorchDispatchMode):

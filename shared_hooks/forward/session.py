@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 
 # Tensors without data: shape, strides, dtype and device are right, and reading one is an error, never a zero, never
-# garbage. Operations that look at the form alone (``zeros_like``) work.
+# garbage. Operations that read only the form (``zeros_like``) work.
 #
-# `Placeholder` stands for a value of the prefix that nobody may read; its views are placeholders. What generation
-# uses knows where its value is (`shared_hooks.generation.remote_tensor`).
+# `Placeholder` stands for a value of the prefix that must not be read; its views are placeholders. The tensors of
+# generation know where their value is (`shared_hooks.generation.remote_tensor`).
 
 
 class Dataless(torch.Tensor):
     """A tensor without data. `refuse` of its class raises the error for a read."""
 
-    # plain tensor as far as the function level is concerned, so that no code path changes because of it
+    # a plain tensor at the function level, so that no code path changes because of it
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __init_subclass__(cls) -> None:
-        cls.__module__ = torch.Tensor.__module__  # opt_einsum looks there for the library whose arrays these are
+        cls.__module__ = torch.Tensor.__module__  # opt_einsum looks up the arrays' library there
 
     @staticmethod
     def __new__(cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Self:
         made: Any = torch.Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=dtype, device=device)
-        # its memory begins at address 0: whoever asks for a pointer gets an error, and not that
+        # its memory begins at address 0: code that takes its pointer gets an error instead
         torch._C._set_throw_on_mutable_data_ptr(made)
         return made  # type: ignore[no-any-return]
 
@@ -100,7 +100,7 @@ class Placeholder(Dataless):
         next(dataless_in((args, kwargs))).refuse(f"{schema.name.removeprefix('aten::')}()")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # placeholders are shared by the requests of a cut: this one is not to be seen again
+        # placeholders are shared by the requests of a cut: this one must not be seen again
         session: Any = running.get()
         if session is not None:
             session.tagged = True
@@ -111,7 +111,7 @@ class Placeholder(Dataless):
             f"{what} reads a value of shape {tuple(self.shape)} that was not sent: this input takes a path through the "
             "model that the plan does not hold; plan with this input on the edge and try again"
         )
-        # a model may swallow exceptions: the session remembers this one and raises it at the end
+        # a model may swallow exceptions: the session keeps this one and raises it at the end
         session = running.get()
         if session is not None:
             session.failed(error)
@@ -278,7 +278,7 @@ class Session:
         if self.save:
             number, name = self.next_layer, layer_name(frame)
             if number in self.save or name in self.save:
-                # the bank must not change when a later layer works in place
+                # banked values must not change when a later layer works in place
                 self.banked[number] = self.banked[name] = snapshot(output)
 
     def release(self) -> None:

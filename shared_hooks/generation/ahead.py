@@ -108,7 +108,7 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) in LITERALS and bool(one == other)
 
 
-# What a step will change on the server's part of a state: what the last one has changed, for as many tokens as it has.
+# What a step will change in the server's part of a state: the changes of the last one, for as many tokens.
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from shared_hooks.generation.results import Answer, Processors, described, is_ow
 from shared_hooks.modules import put_instead
 from shared_hooks.tensors import ClassFinder, dtype_named, flatten, unflatten
 
-# What the edge tells of the calls before the cut, and the remote tensors that stand for what they gave.
+# What the edge reports of the calls before the cut, and the remote tensors that stand for their results.
 
 
 MAX_CALLS = 100_000
@@ -61,7 +61,7 @@ class CallReport:
                 if isinstance(source, int):
                     leaves.append(given[source])
                 elif alias is None:
-                    # one that an earlier step's code has written to is not given again
+                    # one that an earlier step's code has written to is not passed again
                     leaves.append(source if not source.memory.writes else self._fresh(number, source))
                 else:
                     base = given[alias] if alias >= 0 else leaves[-alias - 1]
@@ -151,11 +151,10 @@ def _count(call: CallReport) -> int:
     return 1 + len(call.sources) + sum(map(_count, call.inner))
 
 
-# How much of the logits a ``generate()`` of transformers needs, so that it gives what it gives from all of them.
+# How much of the logits a ``generate()`` of transformers needs, so that its result is the same as with all of them.
 #
-# Known are greedy search and sampling, with or without drafted tokens, and the processors listed here. Whatever else
-# may look at any of the logits (beams, penalties, a processor of one's own, scores that are given back), so it needs
-# all.
+# Known are greedy search and sampling, with or without drafted tokens, and the processors listed here. Anything else
+# may read any of the logits (beams, penalties, custom processors, returned scores), so it needs all.
 
 _METHODS = ("generate", "_sample", "_assisted_decoding")
 _OTHER_DRAFTS = ("use_mtp", "speculation_type", "assistant_ensemble_weight")
@@ -191,7 +190,7 @@ def needed(
         return Need(None, "output_logits gives them back", why_not="output_logits gives them back")
     answer, why = _least(bool(config.do_sample), processors)
     scores = "output_scores gives them back" if given_back and config.output_scores else ""
-    # scores are given back as they are after the processors; behind a top_k they are the same
+    # scores are returned as they are after the processors; after a top_k they are the same
     if scores and not (config.do_sample and answer):
         answer, why = None, scores
     if not config.do_sample:
@@ -226,14 +225,14 @@ def _least(sampled: bool, processors: list[Any]) -> tuple[Answer, str]:
     for one in processors:
         name = type(one).__name__
         ban = _ban(name, one)
-        if enough := getattr(one, "enough_logits", 0):  # one of ours says that it looks at the likeliest alone
+        if enough := getattr(one, "enough_logits", 0):  # one of ours declares that it reads only the likeliest
             return ("top", enough + banned), ""
         if not is_own(type(one)):
             return None, f"the processor {name}"
         if ban is not None:
             banned += ban
         elif name == "TopKLogitsWarper" and one.filter_value == float("-inf"):
-            # behind it all is as if all logits had come, whatever the next processors are
+            # from here on everything is as if all logits had come, whatever the next processors are
             return ("top", one.top_k + banned), ""
         elif name != "TemperatureLogitsWarper" or not _COLDEST <= one.temperature <= _HOTTEST:
             return None, f"the processor {name}"
@@ -318,7 +317,7 @@ class Asking:
             return processors
 
         def asking_candidates(*args: Any, **kwargs: Any) -> Any:
-            if (self.now() or ("",))[0] == "sample":  # who put drafts there is not always seen from here
+            if (self.now() or ("",))[0] == "sample":  # the code that added drafts is not always visible here
                 raise CutRefused("the server draws one word a step, and this generate() verifies drafts of several")
             return candidates(*args, **kwargs)
 

@@ -166,7 +166,7 @@ def _picks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     name = getattr(func, "__name__", "")
     if name not in _SHAPED_BY_DATA:
         return False
-    if name == "repeat_interleave":  # a number of repeats is no data
+    if name == "repeat_interleave":  # a number of repeats is not data
         return not isinstance(args[1] if len(args) > 1 else kwargs.get("repeats"), int)
     if name != "__getitem__":
         return name != "where" or len(args) == 1

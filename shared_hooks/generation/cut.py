@@ -42,7 +42,7 @@ class Cut:
             raise UnknownLayer(f'the model has no module "{path}"' + (f"; it has {', '.join(near)}" if near else ""))
         if isinstance(known[path], (nn.ModuleList, nn.ModuleDict)):
             raise CutRefused(f"{path} is a list of modules and is never called: name one of them, such as {path}.0")
-        # without its compiler torch has compiled nothing
+        # torch has compiled nothing without its compiler
         if "torch._dynamo" in sys.modules and (compiled := ForwardCode(model).compiled()):
             raise CutRefused(
                 f"{compiled[0]} was made by torch.compile, which reads what a split step runs around it, too: set "

@@ -32,7 +32,7 @@ from shared_hooks.generation.session import DecodingSession, DecodingTail
 from shared_hooks.state import Dice
 from shared_hooks.tensors import tensors_in
 
-# How a step gets to the other side. `InProcess` is for tests and studies: through bytes, without a network.
+# How a step is sent to the other side. `InProcess` is for tests and studies: through bytes, without a network.
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class InProcess:
             if self.steps.get(fork[0]) != fork[1]:
                 raise BadFrame(f"session {fork[0]} is not at step {fork[1]}")
             self.sessions[session], self.steps[session] = self.sessions[fork[0]].fork(), 0
-        elif number == 0 and self.steps.get(session) != 0:  # one that needed more is there already
+        elif number == 0 and self.steps.get(session) != 0:  # if a step is missing, it has arrived meanwhile
             self.sessions[session], self.steps[session] = self._open(), 0
         if self.steps.get(session) != number:
             raise BadFrame(f"session {session} is not at step {number}")
@@ -160,7 +160,7 @@ class InProcess:
             answer, made = self.sessions[session].step(meta, came)
         except IsthmusError:
             raise
-        except Exception as error:  # as a server says it
+        except Exception as error:  # as a server reports it
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
         finally:
             dice.restore()
@@ -208,8 +208,8 @@ class _Answered:
         """Does nothing: the step is over."""
 
 
-# The calls of a session: what the model was given, step by step, so that the head can compute the steps once more when
-# what it sent was too much to keep. Token ids are a few bytes each; hidden states are thousands.
+# The calls of a session: the model's arguments step by step, so that the head can compute the steps again when their
+# messages were too large to keep. Token ids are a few bytes each; hidden states are thousands.
 
 SMALL = 4096
 """The number of elements up to which tensors are copied; with larger ones the session can be rebuilt unless they
@@ -414,14 +414,14 @@ class EdgeSession:
                 except IsthmusError as error:
                     if "keep" not in header or isinstance(error, SessionLost):
                         raise
-                    # it was sent ahead, and is now made as any other: whether it was made or not, it is taken back
+                    # it was sent ahead, and is now repeated as a usual step: in any case it is taken back
                     drop(self, always=True)
                     header["back"], self.takes_back = self.number, False
                     del header["keep"]
             self._hold_copies()
             return self._send(header, tensors)
         except (SessionLost, StepOutOfOrder) as lost:
-            # out of order: the step was made, and its answer was lost for good
+            # out of order: the step was made, and its answer is lost for good
             self._again(lost)
             for name in _ONCE:
                 header.pop(name, None)
@@ -437,7 +437,7 @@ class EdgeSession:
         """Confirm all steps, so that none can be taken back and the session can be copied."""
         drop(self)
         if self.takes_back or self.keeps:
-            with suppress(IsthmusError):  # then the copy is made from its steps
+            with suppress(IsthmusError):  # then the copy is rebuilt from its steps
                 self._send({"still": 1, "back": self.number}, [])
                 self.number, self.takes_back, self.keeps = self.number + 1, False, False
 

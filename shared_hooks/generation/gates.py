@@ -31,16 +31,16 @@ from shared_hooks.tensors import tensors_in
 __all__ = ["BlockGate", "Entry", "Form", "Gate", "Request", "RowGate", "is_row_wise", "nobodys", "travelling"]
 
 
-# A gate stands for the forward of one module: calls that run in lock-step meet there and go through as one.
-# It lies below the module's shim, so that sessions and observers see each call as it would be alone. What runs outside
-# of a lock-step goes straight through.
+# A gate replaces the forward of one module: calls that run in lock-step meet there and run as one. It lies below the
+# module's shim, so that sessions and observers see each call as it would be alone. Calls outside of a lock-step pass
+# through.
 
-# Whether a module is row-wise: the last dimension is computed with, and no row of the others sees another row.
+# Whether a module is row-wise: it computes along the last dimension, and no row of the others depends on another row.
 #
-# That its Python writes no state is for `purity` to say. Here the module runs on random rows. No kernel may draw
-# random numbers, decide by values, give integers or write to what was there: then one run shows what every run does.
-# A row of NaN must stay the only one: NaN survives all arithmetic, so that it would show in what another row read.
-# And rows alone, together and in another order must agree.
+# Whether its Python writes state is checked by `purity`. Here the module runs on random rows. No kernel may draw
+# random numbers, branch on values, return integers or write to existing tensors: then one run shows what every run
+# does. A row of NaN must stay the only one: NaN survives all arithmetic, so that it would show in another row that
+# read it. And rows alone, together and in another order must agree.
 
 ROUNDINGS = 8
 """The tolerated difference of results, as root mean square in units of the dtype's rounding: matrix products of one row
@@ -311,15 +311,15 @@ class RowGate(Gate):
         return parts if alike else [part.reshape(*one.shape[:-1], -1) for part, one in zip(parts, rows, strict=True)]
 
 
-# A block of a decoder is given rows of one token each, and a state in which it looks up and adds keys and values. Those
-# of several texts are of several lengths: side by side they are filled up on the left, and a mask says which count. The
-# block's own code runs once for all, over a stand-in for their states, which can be updated and nothing else. What each
-# text keeps is its own as before, made by its own state's layer, and put there once the block has come to its end.
+# A block of a decoder gets rows of one token each, and a state in which it looks up and adds keys and values. Those
+# of several texts have several lengths: side by side they are padded on the left, and a mask marks the valid ones.
+# The block's own code runs once for all, over a stand-in for their states, which can be updated and nothing else.
+# What each text keeps is stored as before, by its own state's layer, once the block has returned.
 #
-# That a block may be run so is found out when calls first meet, with calls of the same form and lengths: alone and
-# together, filled up further than they must be. What they hold is drawn, so that no client's numbers decide it. No
-# kernel may decide by values or draw, nor may Python state change. A block may do something else from some length on:
-# together calls are never longer than what was tried.
+# Whether a block allows this is tried when calls first meet, with calls of the same form and lengths: alone and
+# together, padded further than necessary. Their contents are random, so that no client's numbers decide it. No kernel
+# may branch on values or draw random numbers, nor may Python state change. A block may behave differently from some
+# length on: batches are never longer than what was tried.
 
 TRIALS = 3
 """How often a form is tried before its calls pass through together."""
@@ -566,7 +566,7 @@ class _Caches:
         for (layer, _), more, others in zip(self._given, keys.split(sizes), values.split(sizes), strict=True):
             made = copy.copy(layer)
             seen.append(made.update(more, others, *args, **kwargs))  # with a window, more than the layer keeps
-            if seen[-1][0].shape[2] != layer.keys.shape[2] + 1:  # where more is kept than the window, to go back to
+            if seen[-1][0].shape[2] != layer.keys.shape[2] + 1:  # where more is kept than the window, to roll back to
                 raise self._refusal()
             self.layers.append(made)
         return self._filled([one for one, _ in seen]), self._filled([one for _, one in seen])

@@ -120,7 +120,7 @@ class Head:
     def _outermost(
         self, path: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # the watch is for the code around the cut: neither for a module of the prefix nor for what is done here
+        # the watch is for the code around the cut: neither for modules of the prefix nor for our own operations
         mode = torch._C._pop_torch_function_stack() if torch._C._len_torch_function_stack() else None
         try:
             count = self._counts[path] = self._counts.get(path, 0) + 1
@@ -276,7 +276,7 @@ def _report(call: Call, arguments: list[torch.Tensor]) -> Any:
                     form += [number for number, one in others if _overlap(one, leaf)][:1]
                 others.append((-number - 1, leaf))
             forms.append(form)
-    # hooks inside are not shown the arguments
+    # hooks inside do not get the arguments
     inner = [] if not call.inner else [_report(one, []) for one in call.inner]
     return [call.path, call.count, structure, forms, [one for one in inner if one is not None] if inner else inner]
 

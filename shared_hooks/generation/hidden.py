@@ -54,12 +54,12 @@ from shared_hooks.state.python_state import is_plain, left
 from shared_hooks.tensors import class_name, dtype_name, dtype_named
 
 # Which objects hold tensors between the calls of a model: transformers' caches, and what users register. Such an
-# object is taken apart into its attributes and made again without a call of its code. The receiver makes those classes
-# only that it has already, and that are states or parts of states.
+# object is taken apart into its attributes and rebuilt without calling its code. The receiver builds only classes
+# that it already has, and that are states or parts of states.
 
 
 _registered: list[type] = []
-# classes of transformers outside its module of caches: parts of caches that a model brings
+# classes of transformers outside its module of caches: parts of caches that a model defines
 _PART = re.compile(r"(Cache|CacheLayer|Layer|LayerMixin|States?|Params)$")
 
 
@@ -83,7 +83,8 @@ def _caches() -> tuple[type, ...]:
 
 @functools.lru_cache(1024)
 def _is_state(cls: Hashable) -> bool:
-    return isinstance(cls, type) and issubclass(cls, _caches())  # one of transformers' is there once its caches are
+    # those of transformers are imported once its caches are
+    return isinstance(cls, type) and issubclass(cls, _caches())
 
 
 is_state_class: Callable[[type], bool] = _is_state
@@ -189,8 +190,8 @@ def _numbers(found: Any, most: int) -> bool:
 
 # Whether a model's own code keeps something between calls beside its state objects: in attributes of modules, in
 # globals, in what they reach. Sessions share the server's model, and neither side sees what the other one wrote. So
-# what would be read is refused by name; what is written before it is read, and tables that every step makes alike, are
-# no such thing. Runs with poison in their place tell (`shared_hooks.state.walk`).
+# what would be read is refused by name; what is written before it is read, and tables that every step makes alike,
+# are allowed. Runs with poison in their place show which is which (`shared_hooks.state.walk`).
 
 
 HOOKS = "hooks of a module"
@@ -267,7 +268,7 @@ class Kept:
         kept = entries(state, lambda attribute, is_attribute: attribute in (changed if is_attribute else read))
         large = Counter(name.rpartition("[")[0] for name in kept if held_by_code(name))
         keyed = {name for name in kept if _KEYED.search(name) or large[name.rpartition("[")[0]] > MOST_KEYS}
-        if keyed:  # keys may be made of an input, and those of a large table are one value
+        if keyed:  # keys may come from an input, and those of a large table are one value
             every = entries(state)
             for name in keyed:
                 del kept[name]
@@ -559,7 +560,7 @@ def _seen_in(value: Any, kept: dict[int, Any]) -> list[Any]:
             found.append(object())
         elif isinstance(one, types.MethodType):
             waiting.append(one.__self__)
-        with suppress(Exception):  # of attributes that somebody has made
+        with suppress(Exception):  # attributes that a user has made may raise
             waiting += vars(one).values()
         for kind in type(one).__mro__:
             if "__slots__" in vars(kind):

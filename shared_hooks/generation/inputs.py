@@ -286,7 +286,7 @@ def _leaf_form(form: Any) -> Form:
 
 def tensor_form(shape: tuple[Any, ...], stride: tuple[Any, ...], dtype: Any) -> Form:
     """Return a tensor's form from JSON. Raises as `check_sizes`."""
-    # anything else than numbers ends in `check_sizes`, also what is equal to one
+    # anything but numbers ends in `check_sizes`, including what equals one
     if {*map(type, shape), *map(type, stride)} <= {int}:
         _known_sizes(shape, stride)
     else:
@@ -412,7 +412,7 @@ class Said:
             tensors.append(leaf)
             return ["s", len(tensors) - 1]
         finally:
-            # a caller may go on writing to it, and not only by torch, which counts that
+            # the caller may continue to write to it, and not only through torch, which counts writes
             most = INPUTS_FEW**2 if leaf.is_floating_point() or leaf.is_complex() else INPUTS_FEW**3
             content = leaf.clone() if leaf.numel() <= most else leaf
             self._last[number] = leaf, version_of(leaf), content

@@ -111,9 +111,9 @@ class MiddleSession(DecodingSession):
             reply = self._sent(answer, header, tensors)
             answered = self._answered(known, answer, reply.header, reply.tensors)
         except BaseException as error:
-            onward.back(marks)  # if the next server has made the step, it finds out by its number
+            onward.back(marks)  # if the next server has made the step, the step number shows it
             if isinstance(error, NeededBehind):
-                onward.reports = {}  # said once more with the same step
+                onward.reports = {}  # reported again with the same step
             return undone(error)
         onward.done(header, tensors)
         self._up = up

@@ -94,7 +94,8 @@ class Snapshot:
                 if type(value) is RemoteTensor:
                     now = 0 if value.is_inference() else value._version
                     if version != now or value.memory.writes != value.writes:
-                        fresh = shadow(form[1], form[2], form[3], value.device)  # what was written is on the other side
+                        # the values were written on the other side
+                        fresh = shadow(form[1], form[2], form[3], value.device)
                         seen[key] = fresh, version_of(fresh)
                 elif version != (0 if value.is_inference() else value._version):
                     if isinstance(form, Node) or form[0] != "i":
@@ -126,7 +127,7 @@ class Mirror:
 
     def __init__(self, state: Any, here: torch.device) -> None:
         self._begin(here)
-        with torch._C.DisableTorchFunction():  # our own look is no operation of the model's
+        with torch._C.DisableTorchFunction():  # our own reads are not operations of the model
             self.root = form_of(state, here)
         if not isinstance(self.root, Node):
             raise BadFrame("a state is an object")
@@ -198,7 +199,7 @@ class Mirror:
             node, path, changes = waiting.pop()
             forms, seen = node.forms, node.seen
             left, inner = len(seen), len(waiting)
-            # several new entries are said by their differences, which are in no order
+            # several new entries are described by their differences, which are unordered
             whole = node.kind == "l" and len(node.holder) > left + 1
             entries: Any = node.items() if node.kind != "o" else vars(node.holder)
             if node.kind == "o":
@@ -213,7 +214,7 @@ class Mirror:
                                 waiting.append((forms[key], (*path, key), changes))
                             continue
                         if type(value) is RemoteTensor:
-                            # writes through a view are not in its version
+                            # writes through a view do not raise its version
                             version = 0 if value.is_inference() else value._version
                             if known[1] == version and value.memory.writes == value.writes:
                                 continue
@@ -241,7 +242,7 @@ class Mirror:
                 if known is None or isinstance(value, (tuple, list, dict, torch.Tensor)) or not same(form, before):
                     changes.append(((*path, key), form, before, value))
                 node.note(key, value, form)
-            if left or whole:  # something was taken away: the whole is sent
+            if left or whole:  # something was removed: the whole is sent
                 has_new_nodes = True
                 gone = seen.keys() - {key for key, _ in node.items()}
                 for key in gone:
@@ -371,7 +372,7 @@ class Mirror:
         for node in self._nodes(self.root):
             for key, (value, _) in list(node.seen.items()):
                 if type(value) is RemoteTensor and isinstance(value.origin, Part):
-                    # what a method made of a shadow is a shadow: nobody remembers how it was made
+                    # a method of a shadow returns a shadow: how it was computed is not recorded
                     _, shape, stride, dtype = node.forms[key]
                     fresh = shadow(shape, stride, dtype, self.here)
                     node.write(key, fresh)
@@ -390,7 +391,7 @@ class Mirror:
     def _nodes(self, node: Node) -> list[Node]:
         """Return the node and those inside it, at any depth."""
         found = [node]
-        for one in found:  # which grows
+        for one in found:  # which grows while it is read
             for form in one.forms.values():
                 if isinstance(form, Node):
                     found.append(form)
@@ -428,7 +429,7 @@ class Mirror:
         for node in self._nodes(self.root):
             found.append(node.cls)
             for key, one in node.forms.items():
-                if type(one) is not tuple:  # a node, which comes later
+                if type(one) is not tuple:  # a node, which is read later
                     found.append(key)
                 elif one[0] == "m":
                     found += (key, "m", *map(int.bit_length, one[1]), *map(int.bit_length, one[2]), one[3])
@@ -522,7 +523,7 @@ def differences(changes: list[Change], known: LastSaid) -> tuple[Any, LastSaid]:
             difference = _difference(before, form, value)
         try:
             groups.setdefault(difference, (difference, []))[1].append(path)
-        except TypeError:  # a whole object: lists cannot be looked up
+        except TypeError:  # a whole object: lists are not hashable
             groups[path] = difference, [path]
     said = list(groups.values())
     return (AGAIN, known) if said == known else (said, said)
@@ -571,10 +572,11 @@ def _sum(before: Form, form: Any) -> Any:
     return "i", before[1], before[2] + form[1]
 
 
-# Methods of a state that others than the model call between steps: rollback, reordering of beams, copies of rows.
+# Methods of a state that are called between steps by code other than the model: rollback, reordering of beams, copies
+# of rows.
 #
-# They are called on both sides, each on its own tensors: ``[name, arguments]``. What else the caller changed in the
-# Python part of a state is sent: ``["=", changes]``.
+# They are called on both sides, each on its own tensors: ``[name, arguments]``. Other changes of the caller to the
+# Python part of a state are sent: ``["=", changes]``.
 
 
 MUTATORS = (
@@ -604,7 +606,7 @@ def apply(mirror: Mirror, calls: Any, most: int) -> None:
             if name == "=":
                 mirror.put(None, arguments)
                 continue
-            # of the class: what a sender calls an attribute is no method
+            # of the class: an attribute named by a sender is not a method
             method = getattr(type(mirror.state), name, None) if name in MUTATORS else None
             if not isinstance(method, types.FunctionType):
                 raise BadFrame(f"a state has no method {name!r:.40}")
@@ -627,10 +629,10 @@ def _read(argument: Any, here: torch.device) -> Any:
     return argument
 
 
-# What a session leaves on a state object: who it belongs to, and what is done to it between steps.
+# What a session leaves on a state object: its owner, and the calls on it between steps.
 #
-# A copy of the state (``copy.deepcopy``: beams, prompts that many answers share) has a handle that says of which
-# session at which step it is a copy: the next step of either makes it a session of its own.
+# A copy of the state (``copy.deepcopy``: beams, prompts that many answers share) has a handle with the session and
+# step that it copies: the next step of either makes it a session of its own.
 
 
 class Handle:

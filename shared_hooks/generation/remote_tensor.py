@@ -164,7 +164,7 @@ def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writte
         raise RemoteRead(f"{name} writes {_place(first)}, which is on the other side, into a tensor that is here")
     drawn = random.getstate() if func.namespace == "c10d" else None
     found = foreseen(func, args, kwargs)
-    if drawn is not None:  # torch draws numbers for collectives without data
+    if drawn is not None:  # torch draws random numbers for collectives without data
         random.setstate(drawn)
     if isinstance(found, Unforeseen):
         raise RemoteRead(f"{name} reads {_place(first)}, which is on the other side: {found.why}", _need(first))
@@ -276,13 +276,13 @@ def _wrapped(
     return value
 
 
-# How much memory one step may take. Sizes come from the edge, and a mask of lengths that a stranger names, squared,
-# would be all the memory there is.
+# How much memory one step may take. Sizes come from the edge, and a mask of hostile lengths, squared, would fill all
+# memory.
 #
-# Every kernel's result is foreseen on the meta device before it runs. That costs, so it is done once for steps that
-# are alike: of the same structure, every single size and number of the same order of magnitude (`magnitude`). Where
-# sizes are less than twice as large, what is made of them is less than `GROWTH` times as large; a step that would not
-# fit then is looked at each time.
+# Every kernel's result is foreseen on the meta device before it runs. That costs time, so it is done once for similar
+# steps: of the same structure, every single size and number of the same order of magnitude (`magnitude`). Where sizes
+# are less than twice as large, their results are less than `GROWTH` times as large; a step that would not fit then is
+# checked each time.
 
 
 STEP_BYTES = 4 << 30
@@ -306,7 +306,8 @@ class Seen:
     """The steps of one tail that were measured, and took little enough for all similar ones. Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, None] = OrderedDict()  # digests: what they are of may be as long as a header
+        # digests: what they are made of may be as long as a header
+        self._known: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
     def has(self, key: Any) -> bool:

@@ -120,13 +120,13 @@ def widened(said: Any, tensors: list[torch.Tensor], most_words: int) -> torch.Te
 
 # Sampling by the tail, as ``generate()`` samples: transformers' own processors, softmax, ``torch.multinomial``.
 #
-# The edge sends the state of torch's generator once. It then draws from logits in which one word alone is possible:
-# that gives this word, and takes as many random numbers as the tail took. So both generators go on alike, and what
-# the edge finds afterwards is as if it had sampled by itself. After each step the tail tells a digest of its
-# generator's state; where the edge's own differs (somebody else drew from it), it sends the state again.
+# The edge sends the state of torch's generator once. It then draws from logits in which one token alone is possible:
+# that gives this token, and takes as many random numbers as the tail took. So both generators advance alike, and the
+# edge finds everything as if it had sampled by itself. After each step the tail reports a digest of its generator's
+# state; where the edge's own differs (other code drew from it), it sends the state again.
 #
-# Who samples knows the words: with this the server knows the answer, where otherwise it knows how likely each word
-# was. It can be sampled on the CPU alone, because other devices have generators of their own.
+# Sampling reveals the tokens: with this the server knows the answer, where otherwise it knows how likely each token
+# was. It runs on the CPU alone, because other devices have generators of their own.
 
 
 Processors = tuple[tuple[Any, ...], ...]
@@ -285,7 +285,7 @@ def _leaf(
         elif origin.kind == "input":
             return ["in", origin.number]
         else:
-            value_of(tensor, f'"{name}" of the result')  # raises: it is part of a state, and is not given away
+            value_of(tensor, f'"{name}" of the result')  # raises: it is part of a state, and is not returned
     instead = short(name, tensor)
     if instead is not None:
         leaf, extra = instead
@@ -319,11 +319,11 @@ def _part(rest: Any, values: Iterator[torch.Tensor], find: ClassFinder) -> Any:
     return unflatten(part, [next(values) for _ in range(count)], find)
 
 
-# What is known of one model and cut, free of shapes: how the tail treats each outermost call before the cut.
+# What is known of one model and cut, independent of shapes: how the tail treats each outermost call before the cut.
 #
-# *Skipped*: what it gives hangs on private inputs; the tail has its form from the edge, and remote tensors.
-# *Entered*: it gives what can be worked out here (positions, masks); the tail runs it. Which of the two is found by
-# running it on remote tensors, once.
+# *Skipped*: its result depends on private inputs; the tail has its form from the edge, and remote tensors. *Entered*:
+# its result can be computed here (positions, masks); the tail runs it. Which of the two applies is found by running
+# it on remote tensors, once.
 
 
 class Kind(Enum):

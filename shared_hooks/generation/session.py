@@ -67,7 +67,7 @@ from shared_hooks.purity import Turns
 from shared_hooks.state import Dice, PythonState, Read, agree, entries, poisoned, spread
 from shared_hooks.tensors import identical, tensors_in, unflatten
 
-# Whether a step draws random numbers on the cloud's side: they would not be those that the edge's generator gives.
+# Whether a step draws random numbers on the cloud's side: they would differ from those of the edge's generator.
 
 
 class Draws(TorchDispatchMode):
@@ -425,7 +425,7 @@ def _lay_out(tensors: list[torch.Tensor], layouts: Any, most_bytes: int) -> None
             packed, last = tensors[number], number
             check_sizes(tuple(packed.shape), tuple(stride))
             extent = 1 + sum([(size - 1) * step for size, step in zip(packed.shape, stride, strict=True)])
-            taken += extent * packed.element_size() + 8 * packed.numel()  # and where each number goes
+            taken += extent * packed.element_size() + 8 * packed.numel()  # and the index of each number
             if not packed.dim() or not packed.numel() or taken > most_bytes:
                 raise TooLarge(f"a tensor of {extent} elements, gaps included, is announced")
             room = torch.zeros(extent, dtype=packed.dtype, device=packed.device)
@@ -440,7 +440,7 @@ def _lay_out(tensors: list[torch.Tensor], layouts: Any, most_bytes: int) -> None
 
 def _parts(value: Any) -> list[int]:
     """Identifies a value; changes if something is added to a list."""
-    return [*map(id, value)] if type(value) in (list, set) else [id(value)]  # poison cannot be asked
+    return [*map(id, value)] if type(value) in (list, set) else [id(value)]  # the contents of poison cannot be read
 
 
 class Step:
@@ -458,7 +458,8 @@ class Step:
         self._known = known
         self._mirror = mirror
         self._header = header
-        # what came in one message is in one memory: each has versions of its own, or a write to one would be to all
+        # tensors of one message share one memory: each needs versions of its own, or a write to one would count for
+        # all
         self._tensors = [tensor.to(tail.here).data for tensor in tensors]
         if "l" in header:
             _lay_out(self._tensors, header["l"], tail.step_bytes)
