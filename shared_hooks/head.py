@@ -97,7 +97,7 @@ class Attempt:
 
     def __init__(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.failed = False
-        # where data decides, the path that it leaves on may draw and write to inputs though its own does not
+        # where data decide, the path that it leaves on may draw and write to inputs though its own does not
         self._dice = Dice() if trace.dice or trace.dynamic else None
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         if trace.writes_inputs or trace.dynamic:
@@ -174,7 +174,7 @@ class Banking:
         """Called after each module, layer or not."""
         if self.follower is not None:
             call = self.plan.calls.get((frame.info.path, frame.number))
-            with torch._C.DisableTorchFunction():  # our own look at the tensors is no operation of the model's
+            with torch._C.DisableTorchFunction():  # our own reads of tensors are not operations of the model
                 on_path = call is not None and self.follower.call(call, output)
             if not on_path:
                 raise Diverged
@@ -200,7 +200,7 @@ class Banking:
         """Called at the cut."""
         self.stopped = True
         self.versions = {slot: _version(tensor) for slot, tensor in self.found.items()}
-        # here, because what leaves the forward may put generators back
+        # done here, because leaving the forward may restore generators
         if generators.AT_CUT in self.target.generators:
             at = self.target.generators.index(generators.AT_CUT)
             self.states = (*self.states[:at], *generators.now((generators.AT_CUT,)), *self.states[at + 1 :])
@@ -234,11 +234,11 @@ class Banking:
         starts: list[int] = []
         crossing = self.target
         if self.other_values:
-            if not crossing.plan_digest:  # foretold, and no plan is there to say what crosses whatever the values
+            if not crossing.plan_digest:  # predicted: no plan here covers all values that may cross
                 raise Diverged
             place = self.plan.place_at(crossing.layer_id, crossing.layer_name)
             crossing = self.plan.cutting(place, wide=True)[1]
-            if len(crossing.slots) != len(self.cutting.captures):  # a path became known meanwhile that reads more
+            if len(crossing.slots) != len(self.cutting.captures):  # a path that reads more became known meanwhile
                 raise Diverged
         for number, slot in enumerate(crossing.slots):
             if not slot.pieces:
@@ -280,7 +280,7 @@ class HeadSession(Banking, Session):
     ) -> None:
         super().__init__(modules, measurement, save)
         dynamic = any(seq < cutting.position for seq in plan.trace.dynamic)
-        # of a foretold cut there is no plan to follow: the values that are read must be those of its like
+        # a predicted cut has no plan to follow: the values that are read must equal those of the similar plan
         follower = Follower(plan.trace, inputs) if dynamic and crossing.plan_digest else None
         self.stop_at(plan, cutting, crossing, follower)
         for slot, capture in enumerate(cutting.captures):
@@ -296,7 +296,7 @@ class HeadSession(Banking, Session):
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.stopped:
-            # the model swallowed the exit and went on
+            # the model swallowed the exit and continued
             raise self.exit
         if info.opaque:
             self.in_opaque += 1
@@ -305,7 +305,7 @@ class HeadSession(Banking, Session):
             finally:
                 self.in_opaque -= 1
         output = super().run(info, forward, args, kwargs)
-        if self.finals and not self.in_opaque:  # here, so that it is no time of the layer's
+        if self.finals and not self.in_opaque:  # here, so that it does not count as the layer's time
             self.tell((info.path, self.counts[info.path]))
         return output
 
@@ -314,7 +314,7 @@ class HeadSession(Banking, Session):
         slots = [slot for slot in self.finals.get(after, ()) if slot in self.found]
         if slots and self.listener is not None:
             below = _disable_current_modes() if self.cutting.below else contextlib.nullcontext()
-            with torch._C.DisableTorchFunction(), below:  # no operation of the model's
+            with torch._C.DisableTorchFunction(), below:  # not an operation of the model
                 for slot in slots:
                     self.listener.final(slot, self.pieces(slot, self.target)[1])
 
@@ -442,7 +442,7 @@ class WatchBelow(TorchDispatchMode):
         self.unseen = session.plan.trace.unseen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # a kernel that is called is no operation of the model's
+        with torch._C.DisableTorchFunction():  # calling a kernel is not an operation of the model
             result = func(*args, **(kwargs or {}))
         session = self.session
         if not session.is_watched or session.in_operation:
@@ -457,7 +457,7 @@ class WatchBelow(TorchDispatchMode):
         return result
 
 
-# A head along branches: what is not needed before the cut is answered with placeholders.
+# A head along branches: operations that are not needed before the cut return placeholders.
 
 
 @dataclass(frozen=True, eq=False)

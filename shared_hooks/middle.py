@@ -58,7 +58,7 @@ def span_between(planner: Planner, early: EarlyOutput, end: Cut, device: torch.d
     for args, kwargs in likely_inputs(early.crossing, device, find):
         try:
             return span_of(planner.plans_for(args, kwargs), early, end)
-        except Exception as error:  # the model's own, too: these inputs are nobody's
+        except Exception as error:  # the model's own, too: these inputs are made up
             wrong = wrong or error
     if isinstance(wrong, CutRefused | UnknownLayer):
         raise wrong
@@ -153,7 +153,7 @@ class MiddleSession(Banking, TailSession):
         for number, (storage, capture) in enumerate(zip(span.last.storages, span.last.captures, strict=True)):
             if storage in numbers and capture.kind != "nothing":
                 self.handed[number] = numbers[storage]
-                # this side's memory is the request's own, unless the frontier was handed on as it came
+                # this side's memory belongs to the request, unless the frontier was passed on unchanged
                 capture = Capture("slot", None, 0, View((storage.elements,), (1,), 0), copy=True)
             elif capture.kind != "nothing" and storage.created <= span.first.position:
                 raise CutRefused(f"{_between(span)}: memory that the model had before crosses the second cut only")
@@ -172,7 +172,7 @@ class MiddleSession(Banking, TailSession):
         super().begin()
 
     def _resume(self) -> None:
-        self.in_operation = True  # what is done here is no operation of the model's
+        self.in_operation = True  # our own work is not an operation of the model
         try:
             with torch._C.DisableTorchFunction():
                 super()._resume()
@@ -193,7 +193,7 @@ class MiddleSession(Banking, TailSession):
                 if leaving is not self.exit:
                     raise
             except Exception:
-                if not self.stopped:  # what the model does on leaving may read what was not sent
+                if not self.stopped:  # cleanup code of the model may read values that were not sent
                     raise
             if not self.stopped:
                 raise Diverged
@@ -206,7 +206,7 @@ class MiddleSession(Banking, TailSession):
 
     def early(self) -> EarlyOutput:
         filled = self.placing.filled or {}
-        for number, slot in self.handed.items():  # what began as a constant lies where the model's own code made it
+        for number, slot in self.handed.items():  # constants stay where the model's own code made them
             self.found[number] = filled.get(slot, self.placing.slots[slot])
         return super().early()
 
@@ -253,8 +253,8 @@ def _between(span: Span) -> str:
     return f"between {begins[0] if begins else 'input'} and {span.target.layer_name}"
 
 
-# A model in a process of its own, for `verify`: what one process shares between models (globals, attributes of
-# classes, settings, generators) hides nothing there.
+# A model in a process of its own, for `verify`: nothing that one process shares between models (globals, attributes
+# of classes, settings, generators) can hide an error there.
 
 
 Make = Callable[[], nn.Module]
@@ -343,7 +343,7 @@ def _answer(pipe: Connection, make: Make, wrap: Callable[[nn.Module], Any], thre
                 else:
                     wrapped = wrapped or wrap(make())
                     early = EarlyOutput.from_bytes(given, max_bytes=1 << 40)
-                    torch.manual_seed(1)  # another process's generators stand anywhere
+                    torch.manual_seed(1)  # another process's generators have an unrelated state
                     output = wrapped.tail(early)
                 said: tuple[str, Any] = "gave", output
             except IsthmusError as error:
@@ -356,7 +356,7 @@ def _answer(pipe: Connection, make: Make, wrap: Callable[[nn.Module], Any], thre
                 pipe.send(said)
             except (EOFError, OSError):
                 raise
-            except Exception as error:  # an output that goes to no other process
+            except Exception as error:  # an output that cannot be sent to another process
                 pipe.send(("gone", f"{type(error).__name__}: {error}"))
 
 

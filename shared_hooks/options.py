@@ -153,7 +153,7 @@ def takes(options: Callable[P, Any]) -> Callable[[Callable[..., R]], WithKeyword
     return decorate
 
 
-# What the text of an option may be. Each raises ArgumentTypeError.
+# Converters for the text of options. Each raises ArgumentTypeError.
 
 
 def positive_int(text: str) -> int:

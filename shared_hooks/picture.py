@@ -96,15 +96,15 @@ def decoded(data: bytes, how: How) -> Image.Image:
 
     check = partial(_check_size, how["max_pixels"])
     if (announced := _webp_size(data)) is not None:
-        check(*announced, "an image")  # its decoder takes memory for all of it as soon as it opens the file
+        check(*announced, "an image")  # its decoder allocates memory for all of it on opening the file
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a file of thousands of tags warns of each
+            warnings.simplefilter("ignore")  # a file with thousands of tags warns of each
             with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
                 _check(file, data, how, check)
                 turned = ImageOps.exif_transpose(file).convert(how["mode"])
                 return resized(turned, how["size"], how["shorter_side"], how["interpolation"])
-    except UnidentifiedImageError:  # whose own text names an object in memory
+    except UnidentifiedImageError:  # whose message contains an object's address
         raise Refused("unknown", "its format is not known (images, .npy and .safetensors are read)") from None
     except (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, Image.DecompressionBombError) as error:
         raise Refused("broken", str(error)[:300]) from error
@@ -167,7 +167,7 @@ class Decoder:
     def __call__(self, data: bytes, how: How) -> tuple[str, tuple[int, int], bytes]:
         """Return (mode, (width, height), pixels). Raises `Refused`."""
         with self._lock:
-            if self._pid != os.getpid():  # the processes are a parent's
+            if self._pid != os.getpid():  # the processes belong to a parent
                 self._idle, self._pid = [], os.getpid()
             process = self._idle.pop() if self._idle else None
         if process is not None and not process.fits(how):
@@ -177,7 +177,7 @@ class Decoder:
             process = _Process(how["max_pixels"])
         try:
             said, pixels = process.ask(data, how, time.monotonic() + self.seconds)
-        except BaseException as error:  # interrupted, too: it is in the middle of something
+        except BaseException as error:  # interrupted, too: it is in an unknown state
             process.end()
             if isinstance(error, TimeoutError):
                 raise Refused("TooLarge", f"decoding it takes more than {self.seconds:g} s") from None
@@ -226,7 +226,7 @@ class _Process:
 
     def _some(self, until: float, most: int) -> bytes:
         assert self._process.stdout is not None
-        while not self._selector.select(0.05):  # often enough for who interrupts this thread
+        while not self._selector.select(0.05):  # often enough for an interruption of this thread
             if time.monotonic() > until:
                 raise TimeoutError
         found = os.read(self._process.stdout.fileno(), most)
@@ -297,7 +297,7 @@ def main() -> None:
             said = {"error": error.kind, "message": str(error)}
         except MemoryError:
             said, again = {"error": "TooLarge", "message": f"decoding it takes more than {sys.argv[1]} bytes"}, False
-        except Exception as error:  # a decoder's own: nothing of it is to be used again
+        except Exception as error:  # a decoder's own: the process is not reused
             said, again = {"error": "broken", "message": f"{type(error).__name__}: {error}"[:300]}, False
         sink.write(json.dumps({**said, "bytes": len(pixels), "again": again}).encode() + b"\n")
         sink.write(pixels)

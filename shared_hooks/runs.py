@@ -24,7 +24,7 @@ from shared_hooks.planning import Cut, Cutting, Loads, Plan, Planner, Walk, memb
 from shared_hooks.purity import Turns, is_pure
 from shared_hooks.tensors import classes_of, flatten
 
-if TYPE_CHECKING:  # where heads run, these are not loaded
+if TYPE_CHECKING:  # not imported where heads run
     from shared_hooks.middle import Span
     from shared_hooks.tail import RecipeBook, RehearsalLimits, Substitutes, TailSession
 
@@ -86,7 +86,7 @@ class Runs:
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         self._check_attached()
         if self.metrics_enabled:
-            sampler.touch(gpu_of(self.device))  # so that sensors are found by the time of the first forward
+            sampler.touch(gpu_of(self.device))  # so that sensors are found before the first forward
         return self._planner.plan(args, kwargs)
 
     def _check_attached(self) -> None:
@@ -110,7 +110,7 @@ class Runs:
             measurement = self._measurement()  # looking a plan up belongs to the forward, making one does not
         started = time.perf_counter_ns()
         session = Session(self._modules, measurement, self._save)
-        # where no cut is allowed the model may keep what it likes; else later heads and tails would find it
+        # where no cut is allowed the model may keep state; otherwise later heads and tails would find it
         if self._isolated or self._planner.allows_cuts:
             turn = self._turns.one(
                 writes=any(plan.trace.writes_kept for plan in plans),
@@ -247,7 +247,7 @@ class Runs:
         if end in (crossing.layer_id, crossing.layer_name):
             return None
         with context.restored(crossing.context):
-            # what working it out may take is bounded, and planning runs the model on inputs of this form
+            # building it is bounded, and planning runs the model on inputs of this form
             self.recipes.recipe(early, self.device)
             key = crossing.digest, end
             made, span = self._spans.get(key, (-1, None))

@@ -196,7 +196,7 @@ class SharedCache(Generic[K, V]):
         while len(self._kept) > 1 and (len(self._kept) > self._most or self.nbytes > self._most_bytes):
             shares = self._numbers if len(self._kept) > self._most else self._sizes
             fullest = shares.fullest()
-            if fullest is None or self._oldest(fullest) == key:  # the newest is not given up for older ones
+            if fullest is None or self._oldest(fullest) == key:  # the newest is not evicted for older ones
                 others = (party for party in self._used if self._oldest(party) != key)
                 fullest = max(others, key=lambda party: (shares.account(party.account), shares.client(party)))
             self._disclaim(self._oldest(fullest), fullest)

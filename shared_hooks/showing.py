@@ -31,9 +31,9 @@ __all__ = [
 ]
 
 
-# Any value in a few characters, whatever is in it: the text is short because nothing long is ever made.
-# A tensor is its shape and dtype, a module its class, a container its first entries, and an object that is none of ours
-# its class: another's ``__repr__`` may be of any length, and take any time.
+# Any value in a few characters, whatever it contains: nothing long is ever built. A tensor is its shape and dtype, a
+# module its class, a container its first entries, and a foreign object its class: its ``__repr__`` may be of any
+# length, and take any time.
 
 MOST: Final = 2000
 """Maximum characters of any public object's ``repr``."""
@@ -105,7 +105,7 @@ def _array(value: Any) -> str:
     """Format a tensor or an array."""
     try:
         shape = "x".join(str(one) for one in islice(value.shape, 16)) or "scalar"
-    except Exception:  # of nested tensors, for one
+    except Exception:  # of nested tensors, for example
         shape = "?"
     name = "tensor" if type(value).__module__.partition(".")[0] == "torch" else type(value).__name__
     return f"{name}({shape} {str(value.dtype).removeprefix('torch.')})"
@@ -129,7 +129,7 @@ def _container(value: Any, most: int, depth: int) -> str:
     return f"{left}{', '.join(entries).rstrip()}{right}"
 
 
-# Small pictures as inline SVG: bars, and one bar in parts. Colours are readable on light and on dark paper.
+# Small pictures as inline SVG: bars, and one bar in parts. Colours are readable on light and on dark backgrounds.
 
 WIDTH: Final = 640
 HEIGHT: Final = 90
@@ -204,9 +204,8 @@ def _drawing(content: str, height: int, label: str) -> str:
     )
 
 
-# Rows as text for a terminal and as HTML for a notebook: long ones folded in the middle, and every cell escaped.
-# HTML is one ``<div>`` with its styles inline, so that nothing of the page around it changes; colours are the page's
-# own.
+# Rows as text for a terminal and as HTML for a notebook: long ones folded in the middle, and every cell escaped. HTML
+# is one ``<div>`` with its styles inline, so that the page around it does not change; colours are the page's own.
 
 _STYLE: Final = "font: 13px/1.4 system-ui, sans-serif; max-width: 60em"
 _CELL: Final = "padding: 1px 10px 1px 0; border: 0; white-space: nowrap; max-width: 34em; overflow: hidden"
@@ -273,7 +272,7 @@ def _one_line(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-# Sizes and times for people: three digits or so, and a unit.
+# Sizes and times for people: about three digits, and a unit.
 
 _TIMES: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 

@@ -80,9 +80,9 @@ class Sink(Protocol):
         """Finish: what was written must be on the disk when this returns."""
 
 
-# Sinks by the words of a command line: ``tensorboard:DIR``, ``wandb:PROJECT``, ``module:callable[:TEXT]``.
+# Sinks as named on a command line: ``tensorboard:DIR``, ``wandb:PROJECT``, ``module:callable[:TEXT]``.
 
-# Weights & Biases, offline: a run's file on this disk; ``wandb sync`` sends it, if and when somebody wants that.
+# Weights & Biases, offline: a run's file on this disk; ``wandb sync`` uploads it on request.
 
 
 class WandbSink:
@@ -117,7 +117,8 @@ class WandbSink:
             )
         except Exception as error:  # its own errors, and OSError
             raise SpecError(f"wandb: no run of {project} can begin: {type(error).__name__}: {error}") from error
-        self._run.define_metric("*", step_metric="step")  # its own count of steps would drop what comes out of order
+        # its own count of steps would drop values that come out of order
+        self._run.define_metric("*", step_metric="step")
         self.folder = str(self._run.dir)
         """The folder of the run's files."""
 
@@ -240,7 +241,7 @@ def open_sink(text: str) -> Sink:
     return sink
 
 
-# What observers found, as a sink's values. A name is the module's and the field's: ``stem.0/mean``.
+# The findings of observers, as a sink's values. A name is the module's and the field's: ``stem.0/mean``.
 
 MOST: Final = 64
 """Maximum numbers of one list, such as one per head."""
@@ -284,7 +285,7 @@ def _where(fields: Mapping[str, Any]) -> str:
 def _values(fields: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
     for key, value in fields.items():
         if key in PLACES or key in ("low", "high") or fields.get(key.removesuffix("_max")) == "":
-            continue  # the last: what is white in a picture that there is not
+            continue  # the last: the value shown as white in a picture that does not exist
         if key == "histogram":
             if (histogram := _histogram(fields)) is not None:
                 yield key, histogram

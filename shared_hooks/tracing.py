@@ -48,7 +48,7 @@ class Export:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # The exporter tells with every batch that there is no collector.
+        # The exporter warns with every batch that there is no collector.
         logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").addFilter(_Once())
         named = os.environ.get("OTEL_SERVICE_NAME")
         timeout = None if os.environ.get("OTEL_EXPORTER_OTLP_TIMEOUT") else EXPORT_SECONDS
@@ -57,7 +57,7 @@ class Export:
         self.provider: SdkProvider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self.provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._ending, self._ended = threading.Event(), threading.Event()
-        # Begun now: at the end of a process no thread begins any more.
+        # Started now: at the end of a process threads cannot be started any more.
         threading.Thread(target=self._hurry, name="isthmus-traces", daemon=True).start()
         atexit.register(self.close)
 

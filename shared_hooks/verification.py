@@ -20,7 +20,7 @@ from shared_hooks.showing import html_table, panel, size, strip, summary_of
 from shared_hooks.state import Dice
 from shared_hooks.tensors import Buffers, copied, identical, tensors_in
 
-# What ``verify`` found: every cut of a model against the whole model.
+# The result of ``verify``: every cut of a model against the whole model.
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Report:
         rows = [
             (str(one.layer_id), name, one.layer_type, size(one.frontier_bytes), found)
             for name, (one, found) in sorted(said.items(), key=lambda item: item[1][0].layer_id)
-            if found != "exact"  # which the picture counts
+            if found != "exact"  # counted in the summary
         ]
         parts = (("exact", self.exact), ("refused", self.refused), ("DIFFERING", self.differing))
         counts = [(name, float(len(layers))) for name, layers in parts]
@@ -224,7 +224,7 @@ def _is_exact(
         raise
     except ModelFailed:
         return False
-    except IsthmusError:  # whatever it is, the cut does not give the model's answer
+    except IsthmusError:  # whatever fails, the cut does not give the model's answer
         return may_refuse
     except Exception:
         return False

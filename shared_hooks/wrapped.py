@@ -26,7 +26,7 @@ from shared_hooks.showing import summary_of
 from shared_hooks.state import PythonState, first_few
 from shared_hooks.state.reach import ForwardCode, file_of, is_installed
 
-if TYPE_CHECKING:  # where heads run, these are not loaded
+if TYPE_CHECKING:  # not imported where heads run
     from shared_hooks.explaining import Explanation
     from shared_hooks.tail import RehearsalLimits, Substitutes
     from shared_hooks.verification import Report
@@ -98,7 +98,7 @@ class WrappedModel(Runs):
     def beside(self) -> WrappedModel:
         """Return another one of the same model, with its own plans, recipes and results, without hooks and metrics."""
         made = WrappedModel(self.model, self.depth, metrics=False, rehearsals=self._rehearsals, isolated=self._isolated)
-        made._turns = self._turns  # a model that keeps state runs once at a time, whoever runs it
+        made._turns = self._turns  # a model that keeps state runs once at a time, in all of its wrappers
         return made
 
     def turn(self) -> AbstractContextManager[Any]:
@@ -215,7 +215,7 @@ class WrappedModel(Runs):
         """
         self._check_attached()
         early = args[0] if len(args) == 1 and isinstance(args[0], EarlyOutput) else None
-        if start is None and early is not None:  # an EarlyOutput says where it was cut
+        if start is None and early is not None:  # an EarlyOutput names its cut
             start = early.layer_id
         if start is not None:
             if early is None or kwargs:
@@ -258,7 +258,7 @@ class WrappedModel(Runs):
         self._check_attached()
         return self._tail(early, early.layer_id, substitutes, gradients)
 
-    # -- what the last forward left -----------------------------------------------------------------------------
+    # -- records of the last forward ----------------------------------------------------------------------------
 
     @property
     def save_layers(self) -> Set[int | str]:

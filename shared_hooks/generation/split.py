@@ -59,7 +59,7 @@ from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.state import Dice, PythonState, Read, poisoned
 from shared_hooks.tensors import identical
 
-# What one step took.
+# The timings of one step.
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class SplitForward:
         self._looked_for: set[str] = set()
         """Those names of it that no head has read so far."""
         self._settled = Settled(model)
-        # whatever it tells apart, some weight of it is as wide
+        # the size of the vocabulary is the size of some weight
         self._most_words = max((size for one in model.parameters() for size in one.shape), default=0)
         self._paths = {module: path for path, module in model.named_modules() if path}
         self._needed = attach.Needed(self._paths, self.cut.above)
@@ -225,7 +225,7 @@ class SplitForward:
             raise CutRefused(f"the model is given two states: {', '.join(name for name, _ in states)}")
         handle = self._handle(states[0][1]) if states else self._stateless()
         sight = foresight.get()
-        if sight is not None and sight.model is not self.model:  # a model that drafts may be split, too
+        if sight is not None and sight.model is not self.model:  # a draft model may be split, too
             sight = None
         output, _ = self._stepped(kwargs, handle, began, sight)
         return output
@@ -248,7 +248,7 @@ class SplitForward:
         message: tuple[dict[str, Any], list[torch.Tensor]] = {}, []
         foreseen = self._come_true(handle, kwargs) if session.foreseen else None
         pending = None if foreseen is None else foreseen.pending
-        unheard = pending is not None  # nobody waits for its answer yet
+        unheard = pending is not None  # its answer is not awaited yet
         direct = self._heads is None or opening is not None or handle.mirror is None or self._is_unproven
         wanted = direct and (InsideCalls.wanted(session.number) or self._is_unproven)
         look = InsideCalls(self.model, self._settled.state) if wanted else None
@@ -331,7 +331,7 @@ class SplitForward:
             handle.last = record
         return output, handle
 
-    # Calls that will come (`ahead`)
+    # Future calls (`ahead`)
 
     def _come_true(self, handle: Handle, kwargs: dict[str, Any]) -> Foreseen | None:
         """Return the step that was sent ahead for this call; None if it was for another call, and is taken back."""
@@ -390,7 +390,7 @@ class SplitForward:
                     break
                 tokens = call.tokens
         except (IsthmusError, RuntimeError, *MALFORMED):
-            handle.misjudged += 1  # if it is an error, the call itself will have it
+            handle.misjudged += 1  # an error will be raised by the call itself
         finally:
             if dice.rolled:
                 drop(session)
@@ -527,7 +527,7 @@ class SplitForward:
         made: EdgeSession = handle.session
         lost.id, lost.number, lost.wanted = made.id, made.number, made.wanted
         lost.branch, lost.takes_back, lost.keeps = 0, False, False
-        made.number = 0  # it is not its to close
+        made.number = 0  # it must not close the session
 
     def _handle(self, state: Any) -> Handle:
         """Return the handle of a state: its own, that of a copy, or a new one."""

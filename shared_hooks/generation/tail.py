@@ -101,7 +101,7 @@ class Tail:
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """As `Runner.call`."""
-        if self.resumed:  # by observers, which stand in front
+        if self.resumed:  # entered by observers, which come first
             return forward(*args, **kwargs)
         path = self._paths.get(module)
         if path is None or self._frames[-1] is None:
@@ -183,7 +183,7 @@ class Tail:
         except Exception:  # there is no kernel without data for it
             return Kind.SKIPPED, None
         finally:
-            dice.restore()  # nobody's draws
+            dice.restore()  # random numbers drawn here must not advance the generators
         known = {id(one) for one in given}
         hangs = all(type(leaf) is RemoteTensor or id(leaf) in known for leaf in leaves)
         return (Kind.SKIPPED, None) if hangs else (Kind.ENTERED, output)

@@ -26,17 +26,16 @@ from shared_hooks.state import PythonState
 __all__ = ["Ended", "Outcome", "Together"]
 
 
-# `Together`: calls of one model run at once, and share the work on its weights.
-# A decode step reads all weights for one row. Steps of several sessions, whose lengths and caches differ, share each
-# module that is row-wise; attention, positions and caches stay each step's own, in the model's own code. So there is no
-# code for any architecture here, and nothing of a step's state is touched.
+# `Together`: runs calls of one model at once, sharing the work on its weights. A decode step reads all weights for
+# one row. Steps of several sessions, whose lengths and caches differ, share each module that is row-wise; attention,
+# positions and caches stay each step's own, in the model's own code. So there is no code for any architecture here,
+# and a step's state is not touched.
 
-# Calls in lock-step: each is a greenlet of one thread that runs until it comes to a gate.
-#
-# When all have, those furthest behind go on: the ones that wait at the same gate with rows of one form as one. So calls
-# that took different ways come together again. Nothing runs at the same time; a call is put aside only at a gate, and
-# only while what torch keeps per thread (gradients, autocast, modes, the stream) is as it was around them all. Context
-# variables are each call's own.
+# Calls in lock-step: each is a greenlet of one thread that runs until it reaches a gate. When all have, those
+# furthest behind continue: the ones that wait at the same gate with rows of one form run as one. So calls that took
+# different paths meet again. Nothing runs in parallel; a call is suspended only at a gate, and only while torch's
+# per-thread state (gradients, autocast, modes, the stream) is as it was around them all. Context variables are per
+# call.
 
 Result = TypeVar("Result")
 Ended = Callable[[int], BaseException | None]
@@ -115,7 +114,7 @@ class Lockstep(Generic[Result]):
             try:
                 found = gate.through([traveller.request for traveller in group])
             except Exception:
-                found = None  # one of them, or all: each finds out for itself
+                found = None  # one of them failed, or all: each finds out by running alone
         for number, traveller in enumerate(group):
             del traveller.request
             traveller.answer = _ALONE
@@ -157,7 +156,7 @@ class _Traveller(Generic[Result]):
             self._value = self._call()
         except BaseException as error:
             if not isinstance(error, Exception) and error is not self._ended:
-                raise  # in `Lockstep.run`
+                raise  # raised in `Lockstep.run`
             self._error = error
         finally:
             self._together.under_way -= 1
@@ -172,7 +171,7 @@ class _Traveller(Generic[Result]):
     def leave(self, error: BaseException | None = None) -> None:
         """End it where it is, with this ``error``; it restores what it must."""
         self._ended = error
-        for raised in (error or GreenletExit(), GreenletExit()):  # its code may catch the first, and go on to a gate
+        for raised in (error or GreenletExit(), GreenletExit()):  # its code may catch the first, and continue to a gate
             if self._greenlet:
                 self._greenlet.throw(raised)
         self._error = error or self._error
@@ -193,7 +192,7 @@ class _Traveller(Generic[Result]):
 
     def arrive(self, gate: Gate, form: Form, request: Request) -> Any:
         self.place, self.request = (gate, form), request
-        with uninterrupted():  # what comes from outside for this call must not come in another
+        with uninterrupted():  # an interruption of this call must not be raised in another
             self._greenlet.parent.switch()
         answer, self.answer = self.answer, None
         return request.alone() if answer is _ALONE else answer

@@ -15,11 +15,11 @@ from typing import Final
 from shared_hooks.errors import Cancelled, IsthmusError, ModelFailed
 from shared_hooks.lifecycle.stages import Event
 
-# What a client may make of our log: no more than one line at a time, of bounded length, and so many a minute.
+# Bounds what a client may write to our log: one line at a time, of bounded length, and so many a minute.
 #
 # A record belongs to the account on whose behalf its thread works (`on_behalf_of`), or to the one that it carries:
-# ``log.info(..., extra={"account": account})``; None is the process itself. What belongs to no account is never left
-# out.
+# ``log.info(..., extra={"account": account})``; None is the process itself. Records that belong to no account are
+# never dropped.
 
 
 CHARACTERS = 1000
@@ -134,7 +134,8 @@ class LogBounds(logging.Filter):
             own, every = self._minutes.setdefault(key, Minute(now)), self._all[grave]
             if now - every.began >= MINUTE:
                 self._all[grave] = every = Minute(now)
-            # A traceback is longer than what is left: the last record of a minute may exceed the bound, none follows.
+            # A traceback is longer than what is left: the last record of a minute may exceed the bound, no other
+            # follows.
             if own.lines >= self.each or every.lines >= self.together:
                 own.left_out += 1
                 self.left_out += 1
@@ -148,7 +149,7 @@ def _bound(record: logging.LogRecord) -> None:
     """Make the record one line, whatever its arguments hold; a traceback is indented."""
     try:
         text = record.getMessage()
-    except Exception as error:  # arguments that do not fit: logging would print them as they are
+    except Exception as error:  # arguments that do not match the format: logging would print them unescaped
         text = f"{record.msg} (its arguments do not fit: {error})"
     record.msg, record.args = one_line(text), None
     if isinstance(record.exc_info, tuple) and record.exc_info[0] is not None:
@@ -165,11 +166,11 @@ def _in_margin(text: str) -> str:
     return "\n".join(MARGIN + one_line(line) for line in lines)
 
 
-# How a log line looks: for people, or JSON for what collects logs. Times are ISO 8601, with the zone.
+# The format of log lines: for people, or JSON for log collectors. Times are ISO 8601, with the zone.
 #
-# A JSON line has ``time``, ``level``, ``logger`` and ``message``; what belongs to a request also ``request``,
-# ``client``, ``model`` and ``identity``; what a client caused, ``account`` (on whom it is charged); and
-# ``exception``, a traceback.
+# A JSON line has ``time``, ``level``, ``logger`` and ``message``; records of a request also ``request``, ``client``,
+# ``model`` and ``identity``; records caused by a client, ``account`` (which is charged); and ``exception``, a
+# traceback.
 
 FORMATS: Final = ("console", "json")
 

@@ -20,7 +20,7 @@ from shared_hooks.errors import HookRefused, SpecError, near
 from shared_hooks.lifecycle.log import Log, on_behalf, on_behalf_of
 from shared_hooks.lifecycle.stages import About, Condition, Event, Stage
 
-# What a hook listens to: a marked function's stages, or an object's methods that are called as stages are.
+# The stages of a hook: those that mark a function, or an object's methods with the names of stages.
 
 Handler = Callable[[Event], object]
 Function = TypeVar("Function", bound=Handler)
@@ -177,7 +177,7 @@ class Listener:
         Even SystemExit is contained, because other threads wait for most stages. Ctrl-C in the main thread propagates.
         """
         thread = threading.get_ident()
-        if thread in self._inside:  # what a hook does may bring its own stage, which would never end
+        if thread in self._inside:  # the code of a hook may cause its own stage, which would never end
             return None
         self._inside.add(thread)
         began, acted = time.perf_counter_ns(), False
@@ -186,7 +186,7 @@ class Listener:
             if acted:
                 self.call(event)
         except BaseException as error:
-            # Nothing keeps the error here: with its traceback it would hold this frame, and the event's tensors.
+            # The error must not be kept here: with its traceback it would hold this frame, and the event's tensors.
             if isinstance(error, HookRefused) and self.stage is Stage.BEFORE_REQUEST:
                 return error
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
@@ -297,7 +297,7 @@ class Lifecycle:
             try:
                 raise refused
             finally:
-                refused = refusal = None  # it has this frame in its traceback, and the frame has the event
+                refused = refusal = None  # its traceback has this frame, and the frame has the event
 
     @property
     def current(self) -> About | None:
@@ -478,7 +478,7 @@ def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
         for entry in entry_points(group=GROUP):
             try:
                 hook = _plugged(entry)
-                if made.calls(hook):  # it may be for the other side
+                if made.calls(hook):  # it may be meant for the other side
                     made.register(hook, name=entry.name)
             except SpecError as error:
                 where = f'hook "{entry.name}" of an installed package ({entry.value})'
@@ -545,7 +545,7 @@ def _plugged(entry: EntryPoint) -> Any:
     return _made(hook, {}, entry.value)
 
 
-# A listing of hooks as lines of text: stage after stage, in the order in which they are called, with their cost.
+# A listing of hooks as lines of text: stage by stage, in the order in which they are called, with their cost.
 
 
 HEADERS = ("stage", "hook", "priority", "calls", "failures", "total ms", "us a call")

@@ -33,7 +33,7 @@ class Stage(Enum):
         made.edge, made.cloud, made.facts = edge, cloud, tuple(facts.split())
         return made
 
-    __hash__ = object.__hash__  # Enum's own is written in Python, and every stage would pay for it
+    __hash__ = object.__hash__  # Enum's own hash is written in Python, and every stage would pay for it
 
     BEFORE_MODEL_LOAD = "before_model_load", "a client is made", "the server starts", "model_id"
     AFTER_MODEL_LOAD = (
@@ -124,7 +124,7 @@ class Stage(Enum):
         return names[stage]
 
 
-# What a hook is given.
+# The argument of a hook.
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +163,18 @@ class Event:
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in Event.__slots__:  # asked for while a copy is being made
+        if name.startswith("__") or name in Event.__slots__:  # looked up while a copy is being made
             raise AttributeError(name)
         if name not in self.stage.facts:
             known = ", ".join(("stage", "side", "request", *self.stage.facts))
             raise AttributeError(f'an event of {self.stage.value} has no "{name}"; it has {known}')
-        return self.facts.get(name)  # a fact of the other side alone is None
+        return self.facts.get(name)  # facts that only the other side has are None
 
     def __repr__(self) -> str:
         return f"Event({self.stage.value}, {self.side}, {self.request}, {', '.join(self.facts)})"
 
 
-# When a hook is to act: ``when=every_n_seconds(5)`` at registration, or ``if is_first(event)`` inside a hook.
+# When a hook acts: ``when=every_n_seconds(5)`` at registration, or ``if is_first(event)`` inside a hook.
 
 
 Condition = Callable[[Event], bool]

@@ -18,11 +18,12 @@ from shared_hooks.modules import ROOT, ModuleInfo, Shim, call_name, tables
 from shared_hooks.planning import Plan
 from shared_hooks.recording import ModuleCall, Op
 
-# Tags: where a module stands, in the names of classes, such as ``/BertModel/BertEncoder/BertLayer.0/BertAttention``.
+# Tags: the position of a module, by the names of classes, such as
+# ``/BertModel/BertEncoder/BertLayer.0/BertAttention``.
 #
-# Nothing is known about any library here. A class name alone is enough where no sibling has the same; an index or a
-# name follows it where it is an entry of a list or has siblings of its class. Modules that only hold others and
-# cannot be called (``ModuleList``, ``ModuleDict``) have a tag of their own, but stand in nobody else's.
+# No library is treated specially here. A class name alone is enough where no sibling has the same; an index or a name
+# follows it where it is an entry of a list or has siblings of its class. Modules that only hold others and cannot be
+# called (``ModuleList``, ``ModuleDict``) have a tag of their own, but are no part of other tags.
 
 
 def is_holder(module: nn.Module) -> bool:
@@ -30,7 +31,7 @@ def is_holder(module: nn.Module) -> bool:
     own = vars(module).get("forward")
     if isinstance(own, Shim):
         own = own.forward
-    of_class = inspect.getattr_static(type(module), "forward")  # scripted modules make theirs when they are asked
+    of_class = inspect.getattr_static(type(module), "forward")  # scripted modules create theirs on access
     return of_class is nn.Module.forward and getattr(own, "__func__", own) in (None, nn.Module.forward)
 
 
@@ -190,7 +191,7 @@ def map_of(model: nn.Module, plan: Plan, model_id: str = "") -> HierarchyMap:
         for module, info in modules.items()
     )
     steps: list[tuple[ModuleCall | Op, ModuleCall | None]] = []
-    _list_steps(plan.trace.root, None, steps)  # the root stands for whoever calls the model
+    _list_steps(plan.trace.root, None, steps)  # the root stands for the caller of the model
     return HierarchyMap(
         model_id or type(model).__name__,
         plan.digest,
@@ -227,7 +228,7 @@ def _list_steps(
             steps.append((item, caller))
 
 
-# What the static tree and the dynamic run have in common, and what only one of them has.
+# The modules common to the static tree and the dynamic run, and those in only one of them.
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ def write_graphml(known: HierarchyMap, path: str) -> None:
     """Write modules, calls and operations as nodes (``kind``), with the edges ``holds`` (module to module), ``runs``
     (module to its call), ``makes`` (call to call or operation) and ``then`` (what started next). Raises SpecError.
     """
-    import networkx  # torch brings it
+    import networkx  # installed with torch
 
     graph = networkx.DiGraph(model=known.model)
     for module in known.modules:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-# The libraries that only ONNX files need, and the error where they are missing or an export fails.
+# The libraries needed only for ONNX files, and the error where they are missing or an export fails.
 
 
 NEEDED: Final = ("onnx", "onnx_ir", "onnxscript", "onnxruntime")
@@ -56,7 +56,7 @@ def check(*names: str) -> None:
         raise SpecError("this torch cannot label what it exports: ONNX files need torch 2.9 or newer")
 
 
-# A model as the exporter takes it: tensors in, tensors out, each with a name. ONNX knows no nested values.
+# A model in the exporter's form: tensors in, tensors out, each with a name. ONNX has no nested values.
 
 
 class FlatModel(nn.Module):
@@ -75,7 +75,7 @@ class FlatModel(nn.Module):
         self._find = classes_of(holder_modules(model))
         self._structure, self.tensors = flatten((args, dict(kwargs)))
         self.names = _unique(_input_names(model, self._structure, len(self.tensors)))
-        self._seen = SimpleNamespace(output_names=[])  # the exporter undoes what is assigned to the module
+        self._seen = SimpleNamespace(output_names=[])  # the exporter undoes assignments to the module
 
     @property
     def output_names(self) -> list[str]:
@@ -88,7 +88,7 @@ class FlatModel(nn.Module):
         structure, found = outputs_of(self.model(*args, **kwargs))
         names = _names(structure, "", len(found), "output")
         self._seen.output_names = _unique([f"output.{name}" if name in self.names else name for name in names])
-        # what passes through unchanged would have one name for two things
+        # a value that passes through unchanged would have one name for two things
         return tuple(tensor.clone() if any(tensor is one for one in tensors) else tensor for tensor in found)
 
 
@@ -191,7 +191,7 @@ def export(model: nn.Module, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[
     for module in modules:
         attach.attach(module)
     try:
-        with _quiet(), torch.no_grad(), fast_path_off():  # kernels, and so strides, hang on both, to the end
+        with _quiet(), torch.no_grad(), fast_path_off():  # kernels, and so strides, depend on both until the end
             with _running(labeller), traceback.preserve_node_meta():
                 program = torch.export.export(flat, tuple(flat.tensors), strict=False)
             _forget_others_notes(program)
@@ -337,10 +337,10 @@ def _tidy(model: onnx_ir.Model) -> None:
         step(model)
     weights = model.graph.initializers
     for value in [value for name, value in weights.items() if name.startswith(FlatModel.PREFIX)]:
-        name = (value.name or "").removeprefix(FlatModel.PREFIX)  # as the model calls it
+        name = (value.name or "").removeprefix(FlatModel.PREFIX)  # in the model's call
         value.name = value.name if name in weights else name
     for node in model.graph.all_nodes():
-        node.metadata_props.clear()  # paths of this machine, and scopes that we know better
+        node.metadata_props.clear()  # paths of this machine, and scopes that our own replace
     model.metadata_props.clear()
 
 
@@ -377,10 +377,10 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-# Tags on the nodes of an ONNX graph, and the sidecar that lists them. No node is left without.
+# Tags on the nodes of an ONNX graph, and the sidecar that lists them. Every node gets one.
 #
 # By four rules, in this order: ``scope``, the label of the call that was running when the node was traced;
-# ``parent``, where the map does not know that call, the nearest module above that it knows; ``operation``, for a node
+# ``parent``, where the map does not have that call, the nearest module above that it has; ``operation``, for a node
 # that the exporter made of others, the innermost call that holds all nodes that read it, else all that it reads;
 # ``root``, the model.
 
@@ -431,7 +431,7 @@ def tag_nodes(
     done = 0
     for node in nodes:
         label, call = labels.get(node), calls.get(node, root)
-        if label is not None:  # nodes are in the order in which they ran; a view made again bears its first label
+        if label is not None:  # nodes are in the order in which they ran; a rebuilt view has its first label
             done = max(done, label.done)
         tag = NodeTag(
             call, known.by_call[call].tag, rules.get(node, "root"), done, "" if label is None else label.operation

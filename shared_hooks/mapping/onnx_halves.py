@@ -183,7 +183,7 @@ def _model_of(graph: onnx_ir.Graph, whole: onnx_ir.Model, facts: Mapping[str, st
     )
 
 
-# What was written is read again: well formed, every node tagged, tags known, and the same numbers as torch's.
+# Reads the written files again: well formed, every node tagged, tags known, and the same numbers as torch's.
 
 
 TOLERANCES: Final[Mapping[torch.dtype, float]] = {
@@ -228,7 +228,7 @@ def check_file(path: str | Path, known: HierarchyMap) -> list[Check]:
     try:
         read = onnx.load(str(path))
         onnx.checker.check_model(str(path), full_check=True)
-    except Exception as error:  # whatever a damaged file makes the readers raise
+    except Exception as error:  # a damaged file may make the readers raise anything
         return [Check("well formed", False, f"{type(error).__name__}: {_line(error)}")]
     nodes = _nodes(read.graph)
     props = [{entry.key: entry.value for entry in node.metadata_props} for node in nodes]
@@ -288,7 +288,7 @@ def opened(path: str | Path) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what fails is raised
+    options.log_severity_level = 4  # failures are raised
     options.intra_op_num_threads = torch.get_num_threads()
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
@@ -322,7 +322,7 @@ def _compared(what: str, given: Sequence[torch.Tensor], wanted: Sequence[torch.T
         difference = torch.where(same, torch.zeros_like(mine), mine - other).abs().max().item()
         finite = other[other.isfinite()].abs()
         scale = max(1.0, finite.max().item() if finite.numel() else 0.0)
-        ok = ok and difference <= allowed * scale  # a NaN is not
+        ok = ok and difference <= allowed * scale  # false for NaN
         worst = max(worst, difference) if difference == difference else difference
     return Check(what, ok, f"{len(wanted)} outputs, largest difference {worst:.3g}")
 

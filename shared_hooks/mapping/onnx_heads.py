@@ -116,7 +116,7 @@ def _tensor(tape: Tape, end: int, early: EarlyOutput, one: NamedTensor) -> Wante
     """Return the tensor of the tape that is this one, or that it is a part of: on the memory of its piece."""
     piece = early.pieces[one.piece]
     copies = [step for step in tape.around if "clone" in step.name and tape.tensors[step.results[0]] is piece]
-    lying = tape.tensors[copies[0].given()[0]] if copies else piece  # a head copies what others may write to
+    lying = tape.tensors[copies[0].given()[0]] if copies else piece  # a head copies tensors that others may write to
     known = {number for step in tape.steps[:end] for number in step.results}
     there = [
         at
@@ -246,7 +246,7 @@ class _Call:
             if len(heads) == 1:
                 yield self._with_weights_done(heads[0], error)
                 return
-            half = len(heads) // 2  # what cannot be exported is behind some cut: those before it can
+            half = len(heads) // 2  # what cannot be exported comes after some cut: the cuts before it can be
             yield from self.graphs(heads[:half])
             yield from self.graphs(heads[half:])
             return
@@ -306,8 +306,8 @@ def rename(graph: onnx_ir.Graph, values: Sequence[onnx_ir.Value], names: Sequenc
         value.name = name
 
 
-# Graphs in the types that onnxruntime has kernels for. It computes hardly anything in bfloat16 and not everything in
-# float64, and no operator takes whole numbers of two types, which torch's exporter writes now and then.
+# Graphs in the types that onnxruntime has kernels for. It supports hardly anything in bfloat16 and not everything in
+# float64, and no operator takes integers of two types, which torch's exporter writes now and then.
 
 
 ALIKE: Final = frozenset("Max Min Add Sub Mul Div Mod Sum Concat Equal Less LessOrEqual Greater GreaterOrEqual".split())
@@ -326,7 +326,7 @@ def in_one_type(model: onnx_ir.Model) -> None:
     kinds: dict[onnx_ir.Value, DataType | None] = {}
 
     def kind_of(value: onnx_ir.Value) -> DataType | None:
-        return value.dtype or kinds.get(value)  # the exporter leaves types of what is between its own operators out
+        return value.dtype or kinds.get(value)  # the exporter omits the types of values between its own operators
 
     for node in list(model.graph.all_nodes()):
         given = [value for value in node.inputs if value is not None]
@@ -375,7 +375,7 @@ def in_float32(model: onnx_ir.Model, kind: onnx_ir.DataType) -> bool:
     for value in values:
         maker = value.producer()
         assert maker is not None
-        value.type = TensorType(single)  # setting its dtype would be setting that of the graph's clones
+        value.type = TensorType(single)  # setting its dtype would set that of the graph's clones
         there = [at for at, one in enumerate(graph.outputs) if one is value]
         if not there and kind != DataType.BFLOAT16:
             continue

@@ -160,7 +160,7 @@ class Tape:
     ) -> None:
         """Record a function that has run."""
         kind = kind_of(name, bool(arguments_of(args, kwargs)), result)
-        # a head looks at addresses, and where in them a tensor begins; for a model that does there is no graph
+        # a head uses addresses, and offsets of tensors in them; for a model that does there is no graph
         if kind is Kind.FORM or is_escape(name) or name == "storage_offset":
             return
         given = _mapped(args, torch.Tensor, self._ref), _mapped(kwargs, torch.Tensor, self._ref)
@@ -393,7 +393,7 @@ class Replay(nn.Module):
         def resolved(one: Ref | Varying) -> Any:
             return tensors[one.number] if isinstance(one, Ref) else one.at(size)
 
-        if step.is_empty:  # not every kernel of a runtime takes nothing
+        if step.is_empty:  # not every kernel of a runtime accepts empty tensors
             made = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(step.shapes, step.dtypes, strict=True)]
             tensors.update(zip(step.results, made, strict=True))
             return
@@ -405,7 +405,7 @@ class Replay(nn.Module):
                 raise CutRefused(f"before the cut the shape of what {step.name} gives depends on data")
             for has, known in zip(result.shape, shape, strict=True):
                 if not isinstance(known, Varying):
-                    torch._check(has == known)  # whose choice it is, by data, is among what is wanted
+                    torch._check(has == known)  # its data-dependent choice is among the requested values
             tensors[number] = result
 
 
@@ -432,7 +432,7 @@ def _attention(
     if attn_mask is None:
         return found
     seen = attn_mask if attn_mask.dtype is torch.bool else attn_mask > float("-inf")
-    return torch.where(seen.any(-1, keepdim=True), found, 0.0)  # who sees nothing gets zeros, in PyTorch
+    return torch.where(seen.any(-1, keepdim=True), found, 0.0)  # rows that attend to nothing are zeros in PyTorch
 
 
 def _grouped_product(rows: torch.Tensor, weights: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -464,7 +464,7 @@ def _picked(tensor: torch.Tensor, index: Any) -> torch.Tensor:
         flat = flat * size + torch.where(one < 0, one + size, one)
         inside = inside & (one >= -size) & (one < size)
     table = tensor.flatten(0, len(kinds) - 1)
-    return table[torch.where(inside, flat, table.shape[0])]  # beyond the end: a runtime refuses it, as PyTorch does
+    return table[torch.where(inside, flat, table.shape[0])]  # out of range: a runtime refuses it, as PyTorch does
 
 
 _INSTEAD: Final[dict[str, Callable[..., Any]]] = {
@@ -490,8 +490,8 @@ def _attribute(module: nn.Module, path: Any) -> Any:
     return module
 
 
-# What a run's Python read from data, or chose by it, as whole numbers of the replay: `OTHERWISE` where the replay's
-# data say something else than the tape's, for which the model might have gone another way.
+# The values that a run's Python read from data, or chose by it, as integers of the replay: `OTHERWISE` where the
+# replay's data differ from the tape's, so that the model might have taken another path.
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
@@ -545,7 +545,7 @@ def chosen_again(tape: Tape, at: int) -> Wanted:
         mask = masks[0]
     elif masks:
         raise CutRefused(f"before the cut the shape of what {step.name} gives depends on data, which no graph says")
-    else:  # it may read data for something else; the exporter will tell
+    else:  # it may read data for something else; the exporter will report it
         tape.steps[at] = replace(step, fixed=True)
         return Wanted(at, (), lambda tensors: torch.tensor(total))
     count = int(torch.count_nonzero(tape.tensors[mask]))

@@ -17,7 +17,7 @@ from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, Reading, 
 from shared_hooks.metrics.sampler import Track, Window, sampler
 from shared_hooks.modules import ModuleInfo, call_name
 
-# The clocks that layers are timed by: the host's, and the events of a CUDA stream.
+# The clocks of layers: the host's, and the events of a CUDA stream.
 
 
 class HostClock:
@@ -95,7 +95,7 @@ class Measurement:
         sampler.touch(self.gpu)
         self.clock = clock_for(device)
         self.mark = self.clock.mark
-        # one thread computes: its own time; several: nobody knows whose, so the process's
+        # one computing thread: its own time; several: the process's, because threads cannot be attributed
         self.cpu = time.thread_time_ns if torch.get_num_threads() == 1 else time.process_time_ns
         self._memory = partial(devices.allocated, device) if devices.counts_memory(device) else None
         self._layers: list[Marks] = []
@@ -111,7 +111,7 @@ class Measurement:
         stopped = self.mark()
         memory = None if self._memory is None else self._memory()
         cpu_stopped = self.cpu()
-        # one tensor is the rule, and a call that is saved pays for this one
+        # one tensor is the common case, and a saved call is measurable
         outputs = ((output.shape, output.dtype),) if isinstance(output, torch.Tensor) else outputs_of(output)
         self._layers.append((started, stopped, memory, cpu_started, cpu_stopped, layer_id, info, call, outputs))
 
@@ -130,7 +130,7 @@ class Measurement:
         until = 0
         for started, stopped, memory, cpu_started, cpu_stopped, layer_id, info, call, outputs in self._layers:
             start, stop = (started, stopped) if self.clock is HOST else (at(started), at(stopped))
-            if stop > until:  # those before the next sample have the same
+            if stop > until:  # layers before the next sample share it
                 levels = _levels(window, start, stop)
                 until = window.same_until(start, stop)
             held, peak, *means = levels
@@ -237,7 +237,7 @@ def _gpu_memory(before: Allocated | None, after: Allocated) -> tuple[Reading, Re
     held = Reading(float(after.held), "measured", "torch's CUDA allocator")
     if before is None or after.peak > before.peak:
         return held, Reading(float(after.peak), "measured", "torch's CUDA allocator")
-    # its high-water mark is the whole process's; resetting it would take it from whoever else reads it
+    # its high-water mark is that of the whole process; resetting it would affect other readers
     return held, Reading(
         float(max(before.held, after.held)),
         "estimated",

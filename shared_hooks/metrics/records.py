@@ -12,7 +12,7 @@ import torch
 from shared_hooks.showing import brief, duration, short, size, summary_of
 from shared_hooks.tensors import tensors_in
 
-# A number that says how it was obtained. Nothing is invented: what was not measured is estimated, or null.
+# A number with its origin. Nothing is invented: what was not measured is estimated, or null.
 
 
 Status = Literal["measured", "estimated", "unavailable"]

@@ -85,7 +85,7 @@ def _cooling(machine: Machine) -> Iterator[str]:
             kind, step = machine.text(device / "type"), machine.number(device / "cur_state")
             if step and _SLOWS.search(kind):
                 yield f"{kind} at step {step:g} of {machine.number(device / 'max_state'):g}"
-        except MeterUnavailable:  # intel_powerclamp's state is -1 while it does nothing
+        except MeterUnavailable:  # intel_powerclamp's state is -1 while it is idle
             continue
 
 
@@ -109,11 +109,11 @@ def _zones(machine: Machine) -> Iterator[tuple[str, float]]:
     for zone in sorted(machine.path("sys/class/thermal").glob("thermal_zone*")):
         try:
             yield machine.text(zone / "type"), machine.number(zone / "temp") / 1e3
-        except MeterUnavailable:  # a zone that is switched off answers with an error, one below zero is not the hottest
+        except MeterUnavailable:  # a disabled zone returns an error, one below zero is not the hottest
             continue
 
 
-# Values sampled in the background, and what they say about an interval of time: measured, estimated, or nothing.
+# Values sampled in the background, and their figure for an interval of time: measured, estimated, or unavailable.
 
 
 LENGTH = 4096
@@ -342,10 +342,10 @@ class Channel:
         try:
             before = time.perf_counter_ns()
             value = self.read()
-        except Exception as error:  # whatever a sensor or its driver raises, requests go on
+        except Exception as error:  # whatever a sensor or its driver raises, requests continue
             self.lose(str(error) if isinstance(error, MeterUnavailable) else f"{type(error).__name__}: {error}"[:200])
             return
-        # the middle of the reading; of a slow sensor that is as near as one can know
+        # the middle of the reading; for a slow sensor that is the best estimate
         self.series.append((before + time.perf_counter_ns()) // 2, value)
 
     def lose(self, why: str) -> None:
@@ -467,9 +467,9 @@ class Sampler:
                     self._thread = None
 
     def _loop(self, stop: threading.Event) -> None:
-        # samples from before a pause say nothing about the pause
+        # samples from before a pause do not cover the pause
         self._host = self._host_channels()
-        self._host[1].prime()  # its first answer says nothing, the next ones the time since
+        self._host[1].prime()  # its first value is meaningless, later ones cover the time since the call before
         for gpu in list(self._devices):  # in place: a forward may add another one meanwhile
             self._devices[gpu] = None
         self._sample()
@@ -498,7 +498,7 @@ class Sampler:
     def _search(self) -> Meters:
         try:
             return self._find()
-        except Exception as error:  # a broken search costs the energy and nothing else
+        except Exception as error:  # a failed search costs only the energy figures
             return Meters(missing=(("search", f"{type(error).__name__}: {error}"[:200]),))
 
     def _device_channels(self, meters: Meters, gpu: Gpu | None) -> tuple[Channel, Channel | None]:

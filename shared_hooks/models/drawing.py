@@ -109,7 +109,7 @@ class Drawing:
         elif self.format == "cxcywh":
             a, b, c, d = a - c / 2, b - d / 2, a + c / 2, b + d / 2
         wide, high = picture.size if self.unit == "fraction" else (1, 1)
-        most = max(picture.size) * 4.0  # what lies further out is not seen, and a library's integers end somewhere
+        most = max(picture.size) * 4.0  # what lies further out is invisible, and a library's integers are bounded
         left, right = sorted(round(min(max(value * wide, -most), most)) for value in (a, c))
         top, bottom = sorted(round(min(max(value * high, -most), most)) for value in (b, d))
         return [left, top, right, bottom]
@@ -188,7 +188,7 @@ def _box(picture: Image.Image, corners: list[int], colour: tuple[int, int, int],
     pen = ImageDraw.Draw(picture)
     pen.rectangle(corners, outline=colour, width=max(1, max(picture.size) // 300))
     at = (max(corners[0], 0), max(corners[1] - 11, 0))
-    shown = text.encode("latin-1", "replace").decode("latin-1")  # what the built-in font has
+    shown = text.encode("latin-1", "replace").decode("latin-1")  # the characters of the built-in font
     pen.rectangle(pen.textbbox(at, shown), fill=colour)
     pen.text(at, shown, fill=(255, 255, 255))
 

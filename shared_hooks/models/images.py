@@ -135,7 +135,7 @@ class ImagePreprocess:
             )
         try:
             return self._tensor(self._resize(ImageOps.exif_transpose(image).convert(self.mode)))
-        except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes when somebody looks
+        except (OSError, ValueError, SyntaxError) as error:  # Pillow decodes lazily
             raise InputMismatch(f"the picture cannot be read: {error}") from error
 
     def _decoded(self, data: bytes, name: str, max_pixels: int) -> Image.Image:
@@ -211,7 +211,7 @@ def picture_as_png(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-# Input files that come as bytes from elsewhere: read as the same file would be read here, and within bounds.
+# Input files that arrive as bytes: read as the same file would be read here, and within bounds.
 #
 # Both sides must read alike for an answer to be the model's own, so they compare a digest of how they read: the
 # spec's settings, the code of its own callable, and the libraries that decode. Nothing is written to disk, except for

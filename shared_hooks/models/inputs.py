@@ -182,7 +182,7 @@ def _read_npy(source: Path | io.BytesIO, path: Path | str) -> torch.Tensor:
         raise InputMismatch(f"{path} cannot be read as a .npy array: {error!s:.200}") from error
 
 
-# The example input of a spec: what both sides plan on before the first real input comes.
+# The example input of a spec: both sides plan with it before the first real input.
 
 
 _DTYPES: dict[str, torch.dtype] = {

@@ -143,7 +143,7 @@ class ModelSpec:
         Raises SpecError, also if they are not in files.
         """
         from shared_hooks.models.weights import (
-            MappedWeights,  # asked for by few
+            MappedWeights,  # rarely needed
             unfilled,
         )
 
@@ -165,7 +165,7 @@ class ModelSpec:
         instead: Callable[[], object] | None = None,
     ) -> nn.Module:
         """Run the factory, or ``instead`` of it another builder, and return the model with the factory's weights."""
-        # importing the factory's module may draw numbers too; and there is one generator for all threads
+        # importing the factory's module may draw random numbers, too; and all threads share one generator
         with _building, devices.forked():
             build = resolve(self.factory, self.folder, f"{self.origin}: factory")
             if isinstance(build, nn.Module):
@@ -173,7 +173,7 @@ class ModelSpec:
                     f'{self.origin}: factory: "{self.factory}" is a model already; expected a function or a class'
                 )
             try:
-                # The CPU's generator only: seeding CUDA would change the state of whoever uses the device.
+                # The CPU's generator only: seeding CUDA would change the state of other users of the device.
                 with devices.forked(seed=self.seed):
                     model = how(instead or partial(build, **self.factory_kwargs))
             except Exception as error:
@@ -361,7 +361,7 @@ def _pretrained(spec: ModelSpec) -> tuple[tuple[Path, ...], Callable[[], object]
     """
     kind, _, method = spec.factory.rpartition(".")
     if method != "from_pretrained" or set(spec.factory_kwargs) != {"pretrained_model_name_or_path"}:
-        return None  # what else it is given may change the weights
+        return None  # its other arguments may change the weights
     folder = Path(str(spec.factory_kwargs["pretrained_model_name_or_path"]))
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -387,7 +387,7 @@ def _pretrained(spec: ModelSpec) -> tuple[tuple[Path, ...], Callable[[], object]
     return files, build
 
 
-# From what names a model to its spec: a file, a built-in name, a callable. docs/model-spec.md describes the format.
+# From a model's name to its spec: a file, a built-in name, a callable. docs/model-spec.md describes the format.
 
 
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}

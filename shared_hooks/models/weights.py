@@ -96,7 +96,7 @@ def checked(model: nn.Module, files: Sequence[Path], where: str) -> dict[str, to
 
 def _read(file: Path, where: str) -> dict[str, torch.Tensor]:
     try:
-        if is_saved_by_torch(file):  # opened here: safetensors calls a file absent whatever keeps it from opening it
+        if is_saved_by_torch(file):  # opened here: safetensors reports any unreadable file as missing
             return _read_saved(file, where)
         return load_file(file)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def _read_saved(file: Path, where: str) -> dict[str, torch.Tensor]:
     try:
         with file.open("rb") as opened:
             found = torch.load(opened, map_location="cpu", weights_only=True)  # noqa: TID251  # runs no code
-    except Exception as error:  # whatever a reader of pickles makes of strange bytes
+    except Exception as error:  # a reader of pickles may raise anything for malformed bytes
         if type(error).__name__ == "UnpicklingError" and "weights_only" in str(error).lower():
             what = (
                 "holds a pickled model or other Python objects, which could run code: only a state dictionary is read"
@@ -251,9 +251,9 @@ def _mapped() -> tuple[list[int], list[int]]:
 
 # Parameters that stay in their files until they are needed.
 #
-# A file is mapped: the model's parameters are views of it, true in every bit. The system reads a page of it where
-# somebody looks and may take it back at any time, so it costs no memory of its own. What shall be used again and
-# again is loaded (`MappedWeights.load`): copied into memory on a multiple of 64 bytes, for kernels round by it.
+# A file is mapped: the model's parameters are views of it, equal in every bit. The system reads a page of it on
+# access and may evict it at any time, so it costs no memory of its own. Parameters that will be used repeatedly are
+# loaded (`MappedWeights.load`): copied into memory on a multiple of 64 bytes, for kernels that are faster there.
 
 
 class MappedFile:
@@ -263,7 +263,7 @@ class MappedFile:
         self.path = path
         with path.open("rb") as file:
             self._mark = _mark(os.fstat(file.fileno()))
-            # private: nobody writes to it, but torch warns of memory that cannot be written
+            # private: it is never written to, but torch warns of read-only memory
             self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         start = 8 + int.from_bytes(self._pages[:8], "little")
         header = json.loads(self._pages[8:start])
@@ -283,7 +283,7 @@ class MappedFile:
         """Raise SpecError if the file was written to since; a file replaced by another keeps its old contents here."""
         try:
             now = _mark(self.path.stat())
-        except OSError:  # taken away: what is mapped stays
+        except OSError:  # removed meanwhile: mapped files stay readable
             return
         if now[:2] == self._mark[:2] and now != self._mark:
             raise SpecError(f"{self.path} was changed while its weights are in use; restart (and replace files by mv)")
@@ -336,7 +336,7 @@ class MappedWeights:
 
     def _view(self, tied: Tied, found: Mapping[str, torch.Tensor], odd: Container[int]) -> torch.Tensor | None:
         """Return a view of its value in a file; None if it must be copied to memory."""
-        # under several names the last one counts, as load_state_dict has it
+        # of several names the last one counts, as in load_state_dict
         stored = next((name for name in reversed(tied.names) if name in found), None)
         if stored is None or any(type(one) is not nn.Parameter or id(one) in odd for one in tied.parameters):
             return None
@@ -502,7 +502,7 @@ class _Drawing(TorchDispatchMode):
 
 def _without_memory(build: Callable[[], object]) -> object:
     thread = threading.get_ident()
-    # by the address of a parameter that is registered in several places: it stays one
+    # by address, so that a parameter registered in several places stays one
     known: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
 
     def replace(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:

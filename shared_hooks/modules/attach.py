@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-# Keep PyTorch's MultiheadAttention fast path off while Isthmus runs a model.
+# Keeps PyTorch's MultiheadAttention fast path off while Isthmus runs a model.
 #
 # The fast path fuses a whole encoder layer into one kernel and so skips the modules inside; with another kernel the
 # last bits differ. The switch is global to the process, so it is counted: off while any forward of ours runs, in any
-# thread, and back to what it was afterwards.
+# thread, and restored afterwards.
 
 
 _lock = threading.Lock()
@@ -54,7 +54,7 @@ class fast_path_off:  # used as a function
                 torch.backends.mha.set_fastpath_enabled(True)
 
 
-# Functions in place of methods of one module, for as long as they are wanted.
+# Temporary replacements for methods of one module.
 
 
 class Instead:
@@ -90,7 +90,7 @@ def put_instead(module: nn.Module, functions: dict[str, Callable[..., Any]]) -> 
 
 
 _ABSENT = object()
-COMPILED = "_compiled_call_impl"  # what `Module.compile` sets
+COMPILED = "_compiled_call_impl"  # set by `Module.compile`
 lock = threading.RLock()
 """Held during every change of shims, and of what observers leave on them."""
 
@@ -178,7 +178,7 @@ class Shim:
         return self.forward if twin is None else types.MethodType(type(twin).forward, twin)
 
     def __reduce__(self) -> Any:
-        # a method of the copy, in a form that pickle knows
+        # a method of the copy, in a form that pickle supports
         return functools.partial, (type(self.module).forward, self.module)
 
 

@@ -170,14 +170,15 @@ class _Walk:
             return
         self._known.add(id(value))
         self._left -= 1
-        if isinstance(value, (types.FunctionType, functools.partial)):  # its numbers are in its own words
+        if isinstance(value, (types.FunctionType, functools.partial)):  # its numbers are in its own facts
             held = {entry: one for entry, one in held.items() if not _is_number(one)}
         if isinstance(value, nn.Module):
             named = not is_torchs(type(value))
         else:
             named = isinstance(value, (type, types.ModuleType)) or _is_plain_object(value)
         if isinstance(value, _DICTIONARIES) and self._is_written(name):
-            # of a dictionary any entry may be taken, and where code writes to it only what it names is a setting
+            # any entry of a dictionary may be read, and where code writes to it only the names in the code are
+            # settings
             named, held = True, {entry: one for entry, one in held.items() if entry.isidentifier()}
         if isinstance(value, types.ModuleType):
             held, depth = {entry: one for entry, one in held.items() if not callable(one)}, 1
@@ -259,7 +260,7 @@ def _fields(value: Any) -> dict[str, Any]:
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
             if isinstance(slot, types.MemberDescriptorType) and not name.startswith("__"):
-                with contextlib.suppress(AttributeError):  # nothing yet
+                with contextlib.suppress(AttributeError):  # not set yet
                     found[name] = slot.__get__(value)
     return found
 
@@ -325,9 +326,9 @@ def _words(value: Any, depth: int = _DEPTH) -> str | None:
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name} {_said(value.value)}"
     if isinstance(value, (str, torch.dtype)):
-        text = str(value).removeprefix("torch.")  # a configuration has a type by name until it is looked at
+        text = str(value).removeprefix("torch.")  # a configuration may have a dtype as text until it is read
         return _shortened(text) if _is_word(text) else None
-    if isinstance(value, (int, float)):  # of a class of its own
+    if isinstance(value, (int, float)):  # of a subclass
         return int.__repr__(value) if isinstance(value, int) else float.__repr__(value)
     if isinstance(value, (bytes, bytearray, array.array)):
         data = memoryview(value).cast("B") if len(value) else b""
@@ -405,7 +406,7 @@ def _attributes(module: nn.Module, own: Mapping[str, Any], is_written: Callable[
         if type(value) in (bool, int, float) or value is None or (torchs and type(value) is str):
             yield name, value
         elif callable(value) and not isinstance(value, (nn.Module, type)) and (text := _function(value)):
-            if "new_forward" not in text:  # what accelerate puts there, to move values between devices
+            if "new_forward" not in text:  # set by accelerate, to move values between devices
                 yield name, Named(text)
         elif (constant := _constant(value)) is not None:
             yield name, constant
@@ -492,7 +493,7 @@ def code_digest(model: nn.Module) -> str:
     torch's classes are omitted; its releases may differ as long as the plan does not.
     """
     kinds: set[Any] = {type(module) for module in model.modules()}
-    # without the module's name: what is a script on one side may be installed on the other
+    # without the module's name: a script on one side may be installed on the other
     return digest_of(sorted([kind.__qualname__, _source(kind)] for kind in kinds))
 
 
@@ -542,7 +543,7 @@ def _source_of_class(kind: Any, holds: tuple[_Identity, ...]) -> list[str]:
                     functions.append(function)
                 elif value is not None and _is_number(value) and not name.startswith("__"):
                     held.append((name, value))
-    # What class methods assign is kept in passing: one process has it sooner than another.
+    # Assigned by class methods as caches: one process has them sooner than another.
     passing = {name for one in functions if _takes_class(kind, one) for name in assigned_by(one)}
     numbers = (f"{name} = {_fixed(value)!r}" for name, value in held if name not in passing)
     return [*map(_source_of, functions), *numbers]
@@ -614,7 +615,7 @@ def tensor_hash(value: Any) -> str:
 def _bytes(tensor: torch.Tensor) -> bytes | memoryview:
     tensor = tensor.detach().cpu()
     if tensor.is_quantized:
-        return b"".join((_bytes(tensor.int_repr()), _bytes(tensor.dequantize())))  # the second tells the scales
+        return b"".join((_bytes(tensor.int_repr()), _bytes(tensor.dequantize())))  # the second contains the scales
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     flat = tensor.contiguous().reshape(-1)

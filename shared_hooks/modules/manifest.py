@@ -75,7 +75,7 @@ def manifest(
         usual: Mapping[str, Any] = _usual(kind)  # type: ignore[arg-type]  # mypy: a class is not hashable
         for name, value in attributes.get(path, {}).items():
             sort = USUAL if name in usual and _same(usual[name], value) else SET
-            if isinstance(value, Word) or "." in name:  # the other side may have something else there
+            if isinstance(value, Word) or "." in name:  # the other side may have another object there
                 sort = HELD
             found[sort, path, name] = repr(value)
     for name, value in state_of(model):
@@ -161,7 +161,8 @@ def _unequal(
     mine: Mapping[Fact, Value], theirs: Mapping[Fact, Value]
 ) -> Iterator[tuple[Fact, Value | None, Value | None]]:
     """Yield the places whose facts differ, without those that follow from others; the plan's operations come last."""
-    planned = all(any(place[0] == OPERATION for place in side) for side in (mine, theirs))  # else one has no example
+    # otherwise one of them has no example
+    planned = all(any(place[0] == OPERATION for place in side) for side in (mine, theirs))
     others = {place[1] for place in {**theirs, **mine} if place[0] == KIND and mine.get(place) != theirs.get(place)}
     for last in (False, True) if planned else (False,):
         for place in {**theirs, **mine}:

@@ -70,12 +70,12 @@ def walk(model: nn.Module, depth: int | None) -> dict[nn.Module, ModuleInfo]:
                 (child, f"{path}.{name}" if path else name, level + 1) for name, child in module.named_children()
             ]
             waiting += reversed(children)
-    # a module's call takes three frames of its own, and ours as many again
+    # a module's call takes three frames of its own, and as many of ours
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + 16 * deepest if deepest > 50 else 0))
     return found
 
 
-# The parts of a multimodal model by what they are for: vision, audio, fusion, language, head.
+# The parts of a multimodal model by purpose: vision, audio, fusion, language, head.
 #
 # Found by the words in a module's name and in the name of its type; a module belongs to the group of the outermost
 # ancestor that has one, so that a projection inside a vision encoder is vision. `GROUPS` may be extended with
@@ -114,7 +114,7 @@ def grouped(modules: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
     owner: dict[str, tuple[str, str] | None] = {ROOT: None, "": None}
     for path, kind in modules:
         parts = path.split(".")
-        for count in range(1, len(parts) + 1):  # what only holds modules may not be among them
+        for count in range(1, len(parts) + 1):  # containers may not be among them
             one = ".".join(parts[:count])
             if one not in owner:
                 parent = owner[".".join(parts[: count - 1])]
@@ -131,7 +131,7 @@ def groups_of(model: nn.Module) -> dict[str, dict[str, str]]:
 
 
 def _group(name: str, kind: str) -> str | None:
-    # projections are named after what they project: the more special rules first
+    # projections are named after what they project: the more specific rules first
     for group in ("head", "fusion", *GROUPS):
         names, _ = GROUPS.get(group, (None, None))
         if names is not None and names.search(name):
@@ -208,9 +208,9 @@ def tables(model: nn.Module, held: Iterable[tuple[str, Any]] = ()) -> dict[tuple
             for number, table in enumerate(_in(value, package, known)):
                 if id(table) not in stated:
                     found[path, f"{name}.{number}" if number else name] = _fact(table)
-    around: dict[str, set[str]] = {}  # two functions of one name may hold another value each
+    around: dict[str, set[str]] = {}  # two functions of one name may hold different values
     for name, value in held:
-        # others may read files for what they hold
+        # others may read files for their contents
         if isinstance(value, (torch.Tensor, np.ndarray, list, tuple, dict, nn.Module)):
             several = {_fact(table) for table in _in(value, "", known) if id(table) not in stated}
             around.setdefault(name, set()).update(several)
@@ -239,7 +239,7 @@ def _in(value: Any, package: str, known: Iterable[int]) -> Iterator[torch.Tensor
         elif isinstance(value, np.ndarray):
             if value.dtype.kind in "biufc" and value.dtype.isnative:
                 yield torch.from_numpy(np.array(value))
-        elif isinstance(value, (list, tuple)):  # whose class may have a length of its own, or none
+        elif isinstance(value, (list, tuple)):  # whose class may define another length, or none
             inner = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
         elif isinstance(value, Mapping):
             inner = value.values()
@@ -265,7 +265,7 @@ def _fact(value: torch.Tensor) -> str:
         return f"{form} meta -"
     try:
         exact = tensor_hash(value)
-    except (RuntimeError, TypeError, NotImplementedError):  # of a kind that does not show its bytes
+    except (RuntimeError, TypeError, NotImplementedError):  # of a kind that does not expose its bytes
         return f"{form} unreadable -"
     is_plain = value.layout == torch.strided and not value.is_quantized and value.numel()
     if not is_plain or not (value.is_floating_point() or value.is_complex()):
@@ -361,7 +361,7 @@ def _allowed(form: str, mine: _Sample, narrow: bool) -> NDArray[np.float64]:
     allowed: NDArray[np.float64] = eps * (ULPS * np.abs(mine.sample) + (FEW + angles) * largest) + 1e-300
     if (half := _half(form)) is not None:
         end = 1 + mine.spots
-        # the neighbour, which is up to `eps` away
+        # the neighbouring value, which is up to `eps` away
         allowed[:end] += half.eps * np.abs(mine.sample[:end]) + half.smallest_normal * half.eps
         allowed[end:] += _share(mine) * half.eps * largest
     return allowed

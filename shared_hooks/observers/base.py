@@ -32,7 +32,7 @@ from shared_hooks.observers import watching
 from shared_hooks.observers.watching import Deferred, ObservedCall, size_of
 from shared_hooks.wrapped import WrappedModel
 
-# Which modules an observer looks at: names, globs, regular expressions, types, groups, modules themselves.
+# The modules that an observer watches: names, globs, regular expressions, types, groups, modules themselves.
 
 Target: TypeAlias = "str | re.Pattern[str] | type[nn.Module] | nn.Module"
 Targets: TypeAlias = "Target | Iterable[Target]"
@@ -46,7 +46,7 @@ def resolve(model: nn.Module, targets: Targets) -> dict[nn.Module, str]:
     ``"type:Conv2d"``, a group as ``"group:vision"`` (see `modules.tables`), or a module. Raises UnknownLayer for a
     target without a match, with similar names.
     """
-    # a scripted or compiled module runs out of sight: nothing inside it
+    # a scripted or compiled module runs unobserved: none of its submodules
     infos = walk(model, None)
     names = {info.path: module for module, info in infos.items()}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -184,7 +184,7 @@ class Observer:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    # -- what a subclass gives ----------------------------------------------------------------------------------
+    # -- for subclasses -----------------------------------------------------------------------------------------
 
     def default_targets(self, model: nn.Module) -> dict[nn.Module, str]:
         """Return module -> name if no targets are given; here the leaves."""
@@ -211,7 +211,7 @@ class Observer:
     def detached(self, root: nn.Module) -> None:
         """Called when an attachment has ended."""
 
-    # -- using it -----------------------------------------------------------------------------------------------
+    # -- use ----------------------------------------------------------------------------------------------------
 
     @property
     def records(self) -> list[Any]:
@@ -248,7 +248,7 @@ class Observer:
     def _attachment(self, root: nn.Module, modules: dict[nn.Module, str], owner: Any, thread: int | None) -> Attachment:
         return Attachment(self, root, modules, owner, thread)
 
-    # -- what keeps it harmless -----------------------------------------------------------------------------------
+    # -- isolation ----------------------------------------------------------------------------------------------
 
     def failed(self, error: Exception, where: str) -> None:
         """Count a failure; the first is logged."""

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from shared_hooks.errors import BadFrame
 
-# Ids of tokens as text, each by itself. A tokenizer is anybody's code: what it raises costs the text alone.
+# Token ids as text, one by one. A tokenizer is foreign code: if it raises, only the text is lost.
 
 
 REMEMBERED: Final = 1 << 16
@@ -38,7 +38,7 @@ class Texts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # fast tokenizers are not for several threads
+        self._lock = threading.Lock()  # fast tokenizers are not thread-safe
         self._text = lru_cache(REMEMBERED)(self._decoded)
 
     def of(self, ids: Sequence[int]) -> tuple[tuple[str, ...], str]:
@@ -54,7 +54,7 @@ class Texts:
         decode = getattr(self._tokenizer, "decode", None)
         convert = getattr(self._tokenizer, "convert_ids_to_tokens", None)
         text = decode([number]) if callable(decode) else None
-        if not text and callable(convert):  # some decode what they do not know to nothing
+        if not text and callable(convert):  # some decode an unknown id to an empty text
             token = convert([number])[0]
             if token is None:
                 raise LookupError("it is not in the vocabulary")

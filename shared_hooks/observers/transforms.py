@@ -21,7 +21,7 @@ from shared_hooks.observers.watching import ObservedCall, parts
 from shared_hooks.wrapped import WrappedModel
 
 _attached: list[Attachment] = []
-_lock = threading.Lock()  # held where that is changed
+_lock = threading.Lock()  # held while that is changed
 _begun: ContextVar[dict[str, None] | None] = ContextVar("isthmus_transforms", default=None)
 """Names of the modules of transforms in the forwards of a `during`."""
 
@@ -72,7 +72,7 @@ class Transform(Observer):
         if before != after:
             raise InputMismatch(f"a transform of {name} gave {after}, the module gives {before}")
         call.output = changed
-        call.memo.clear()  # what was computed of the old output
+        call.memo.clear()  # values computed from the old output
         return Changed(name, step)
 
 
@@ -92,7 +92,7 @@ def active(model: nn.Module | WrappedModel) -> tuple[str, ...]:
     """Return the names of modules whose output attached transforms may change now, in this thread; if empty, cuts are
     exact.
     """
-    if not _attached:  # asked for with every request
+    if not _attached:  # read with every request
         return ()
     owner = model.modules if isinstance(model, WrappedModel) else None
     inside = set((model.model if isinstance(model, WrappedModel) else model).modules())

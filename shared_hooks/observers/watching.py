@@ -28,7 +28,7 @@ from shared_hooks.head import Banking, Diverged
 from shared_hooks.modules import Runner, Shim, Shown, attach, call_name, running
 from shared_hooks.tensors import is_namedtuple
 
-# Numbers that wait on a device until the forward is over, and are then read together, in one transfer.
+# Numbers that stay on a device until the forward has ended, and are then read together, in one transfer.
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ def read(waiting: Iterable[Deferred]) -> Callable[[Deferred], torch.Tensor]:
     return lambda one: moved[id(one.values)]
 
 
-# Nested values as observers meet them: the tensors inside with their places, copies, and sizes.
+# Nested values as observers see them: the tensors inside with their places, copies, and sizes.
 
 
 def is_real(value: Any) -> bool:
@@ -229,7 +229,7 @@ class ObservedForward:
             if look is not None and module in watcher.modules:
                 found.append((look, watcher.modules[module]))
         everybody = len(self.looks) == len(attach.watchers)
-        # a part with observers of its own asks them at each of its calls
+        # a part with observers of its own checks them at each of its calls
         self.idle = everybody and not self.all and all(watcher.root is module for watcher in self.looks)
         return found
 
@@ -249,7 +249,7 @@ class ObservedForward:
             return output
         call.output = output
         call.number = self._number(module)
-        # our own look at tensors is no operation of the model's, and nothing of it belongs to the session
+        # our own reads of tensors are not operations of the model, and are outside of the session
         token = running.set(UNSEEN)
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -289,7 +289,7 @@ class ObservedForward:
             for look in self.all:
                 try:
                     look.end(found)
-                except Exception as raised:  # on purpose; the others still get theirs
+                except Exception as raised:  # on purpose; the other observers are still called
                     error = error or raised
         if error is not None:
             raise error
@@ -323,7 +323,7 @@ class ModuleObservers:
             counts = not isinstance(session, Banking)
             return output
         except BaseException as error:
-            # a step that fails is asked for again
+            # a failed step is repeated
             counts = not isinstance(error, Diverged) and not isinstance(session, Tail)
             raise
         finally:
@@ -394,10 +394,10 @@ def unregister(watcher: Watcher, shims: list[Shim]) -> None:
             attach.detach(shim.module)
 
 
-# PyTorch's full backward hooks on modules, each call of a module with one of its own.
+# PyTorch's full backward hooks on modules, a separate one for each call of a module.
 #
-# A hook is given the module and gradients, not which call they belong to. So there is always a fresh one on the module:
-# the call that begins takes it along, and the next one is put there in its place.
+# A hook gets the module and gradients, not the call they belong to. So there is always a fresh one on the module: a
+# call takes it along, and a new one is put in its place.
 
 
 Gradients = tuple[torch.Tensor | None, ...]

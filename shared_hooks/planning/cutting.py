@@ -165,7 +165,7 @@ def _outermost(
                 known[0] += 1
                 known[1] += item in later
                 outer = outer.parent
-    # what runs on behind the end has more in it than was counted
+    # calls that continue after the end contain more than was counted
     whole = {call for call, (all_of_it, of_it) in counts.items() if all_of_it == of_it and call.exit < end.exit}
     calls: dict[ModuleCall, None] = {}
     places: dict[Place, None] = {}
@@ -233,14 +233,13 @@ def _check_writes(trace: Trace, branch: Branch, own: set[Item]) -> None:
 
 # Which elements of which storages are alive across each cut: the frontier.
 #
-# Going back from the end of a run, a read makes elements of a storage live and an overwrite kills them. That happens
-# at the storage's own events only, so each storage keeps those alone (its *story*), and what is live at a cut is
-# worked out when somebody asks: the effort is that of the events that follow the cut, the memory that of a few sets
-# on the way.
+# Walking back from the end of a run, a read makes elements of a storage live and an overwrite kills them. That
+# happens only at the storage's own events, so each storage keeps those alone (its *story*), and the live set at a cut
+# is computed on demand: the effort is that of the events after the cut, the memory that of a few sets on the way.
 
 
 # Other names of a cut: a module that is no layer, because it holds layers, stands for the last of them that ran; and
-# a name that was shortened where it was shown, as "…4.conv2", for the one layer or block that it fits.
+# an abbreviated name as shown in tables, "…4.conv2", stands for the one layer or block that it fits.
 
 
 def last_layer(block: str, ids: Mapping[str, int]) -> int | None:
@@ -289,7 +288,7 @@ class Liveness:
             for storage, view in event.reads:
                 if storage.created < event.seq and storage.tainted < NEVER:
                     _story(stories, storage).note(event.seq, view, read=True)
-            # of one operation, what it overwrites it does so after it has read
+            # an operation overwrites after it has read
             for storage, view in event.overwrites:
                 if storage.tainted < NEVER:
                     _story(stories, storage).note(event.seq, view, read=False)
@@ -309,7 +308,7 @@ class Liveness:
         only overwritten later must exist, too, though nothing of it is sent.
         """
         if cut == 0 and self._trace.foreign >= 0:
-            # somebody reads without being seen: the whole model on the other side gets the whole inputs
+            # there are reads that are not recorded: the whole model on the other side gets the whole inputs
             return {value.storage: LiveSet.full(value.storage.elements) for value in self._trace.inputs}
         return dict(self._across(cut))
 
@@ -325,7 +324,7 @@ class Liveness:
                 continue
             live = story.after(-1)
             if live or story.last_write >= 0:
-                # what the tail reads may hang on the data: then a part is not enough to be safe
+                # the tail's reads may depend on the data: then a part is not enough to be safe
                 found[storage] = LiveSet.full(storage.elements) if self._last_dynamic > branch.end.exit else live
         return found
 
@@ -334,7 +333,7 @@ class Liveness:
             storage, story = self._stories[number]
             live = story.after(cut)
             if live or story.last_write > cut:
-                # what the tail reads may hang on the data: then a part is not enough to be safe
+                # the tail's reads may depend on the data: then a part is not enough to be safe
                 yield storage, LiveSet.full(storage.elements) if self._last_dynamic > cut else live
 
 
@@ -511,7 +510,7 @@ class _Cutter:
     ) -> None:
         self.branch = branch
         self.later: frozenset[Op] = frozenset() if branch is None else branch.later
-        # what began as a constant and is only overwritten needs no slot: the cloud has the storage
+        # a constant that is only overwritten needs no slot: the cloud has the storage
         frontier = {storage: live for storage, live in frontier.items() if live or storage.born_tainted}
         if layer is not None and branch is None:  # a branch cut has none
             frontier |= {
@@ -588,7 +587,7 @@ class _Cutter:
         for refusal in trace.refusals:
             if refusal.first <= self.position <= refusal.last:
                 raise CutRefused(refusal.reason)
-        if trace.unsteady:  # even before the first layer: the state is one side's, not the other's
+        if trace.unsteady:  # even before the first layer: the state belongs to one side
             raise CutRefused(trace.unsteady)
         if self.layer is None:
             return
@@ -651,7 +650,7 @@ class _Cutter:
             return
         for storage in op.writes:
             self._written(place, op, storage)
-        # what is made of no tensor may hold numbers that were read from data
+        # a result without tensor arguments may contain numbers that were read from data
         literal = op.dynamic or (op.draws and not op.args) or (not op.reshapes and op.is_unforeseen)
         if literal:
             self.given.append(self._given(place, op))
@@ -668,7 +667,7 @@ class _Cutter:
 
     def _first(self, place: Place, leaf: int, value: Value) -> None:
         if not value.storage.born_tainted:
-            return  # the cloud makes the storage itself; its content comes with a fill
+            return  # the cloud makes the storage itself; its contents come with a fill
         self._mark(place, leaf, value)
 
     def _written(self, place: Place, op: Op, storage: Storage) -> None:
@@ -723,7 +722,7 @@ class _Cutter:
             if op.seq > self.position:
                 break
             if op.name in _GRADIENTS and not all(one.storage.born_tainted for one in op.results):
-                # it would be computed behind the cut, from results that are not there
+                # it would be computed after the cut, from results that are not there
                 raise CutRefused("a gradient that no input changes is taken before the cut")
 
     def _touched_by_tail(self) -> set[Value]:

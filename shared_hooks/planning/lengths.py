@@ -103,7 +103,7 @@ class _Family:
         chosen = list(distinct.values())[-SAMPLES:]
         try:
             if any(plan.layer_id(cut) < 0 for _, plan in chosen):
-                return None  # all inputs cross: a plan of them says it as well
+                return None  # all inputs cross: a plan of them has the same information
             return Rule.of([known for known, _ in chosen], [plan for _, plan in chosen], first, cut)
         except (CutRefused, UnknownLayer):
             return None

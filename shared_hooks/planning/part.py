@@ -206,7 +206,7 @@ class OnlyPart(Loads):
         try:
             found = plan.resolve(layer)
         except UnknownLayer as error:
-            if not self._known:  # nor does it run on any path so far
+            if not self._known:  # nor does it run on any known path
                 for name in names if self._refuses else ():
                     plan.refuse(name, f"no weights are loaded, for no layer {layer} has run")
                 raise UnknownLayer(f"only {self}: {error}") from error

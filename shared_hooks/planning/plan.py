@@ -37,7 +37,7 @@ from shared_hooks.recording.ledger import put_off
 from shared_hooks.showing import Bar, bars, folded, html_table, panel, short, size, summary_of, text_table
 from shared_hooks.tensors import LiveSet, UnknownHolder, View, flatten
 
-# The layers of a plan: what each is, what crosses after it, is there a cut; shown as a table.
+# The layers of a plan: what each is, what crosses after it, whether a cut is possible there; shown as a table.
 
 _HEADS = ("id", "name", "type", "output", "crosses", "cut")
 _NUMBERS = (0, 3, 4)
@@ -61,7 +61,7 @@ class LayerInfo:
     output_bytes: int
     frontier_bytes: int
     can_split: bool
-    # no default on the class, which would be found before `__getattr__` is asked
+    # no default on the class, which would be found before `__getattr__` is called
     reason: str = field(default_factory=str)
     is_block: bool = False
     """Whether it is a block that ends at a place of its own; ``layer_id`` is then that of its last layer."""
@@ -114,7 +114,7 @@ class Layers(tuple[LayerInfo, ...]):
     def __repr__(self) -> str:
         above, between, below = folded(self, _FIRST, _LAST)
         rows = [*map(_row, above), *([("", f"({between} more)", "", "", "", "")] if between else []), *map(_row, below)]
-        # 80 columns; why there is no cut does not fit
+        # 80 columns; the reason of a missing cut does not fit
         narrow = [[_narrow(cell, most) for cell, most in zip(row, _WIDTHS, strict=True)] for row in rows]
         return text_table(_HEADS, narrow, _NUMBERS) if self else "Layers()"
 
@@ -142,11 +142,11 @@ def _narrow(text: str, most: int) -> str:
     return text if len(text) <= most else f"…{text[1 - most :]}" if "." in text else f"{text[: most - 1]}…"
 
 
-# Follow a run along the plan's path, where Python reads data and may go another way.
+# Follows a run along the plan's path, where Python reads data and may take another one.
 #
 # Names of operations are not enough: a number read from data may choose which of two tensors an operation takes,
 # where a slice begins, what a module returns. So every argument and result is compared with the plan: the same place
-# in the same storage, storages being distinguished by the order in which they appear.
+# in the same storage, storages being identified by the order in which they appear.
 
 
 def form_of_result(structure: Any) -> Any:
@@ -174,7 +174,7 @@ class Follower:
         self.storages: dict[int, Storage] = {}
         self.bases: dict[int, int] = {}
         self.keys: dict[Storage, int] = {}
-        # an address must not be used again while it stands for a storage
+        # an address must not be reused while it identifies a storage
         self.alive: list[StorageWeakRef] = []
         for tensor, value in zip(inputs, trace.inputs, strict=True):
             if not value.storage.opaque:
@@ -228,7 +228,7 @@ class Follower:
         return self.storages[key] is storage and View.of(tensor, self.bases.get(key, 0)) == value.view
 
 
-# What crosses a cut and is final before it: nothing writes there any more, so it may leave while the head runs.
+# The part of a cut that is final early: nothing writes there any more, so it may be sent while the head runs.
 
 Call = tuple[str, int]
 """(path of a module, number of its call)."""
@@ -565,7 +565,7 @@ class Plan:
         """Return the cut after these calls and everything that they need."""
         for cut in cuts:
             if not isinstance(cut, (int, str)):
-                self.place(cut)  # raises
+                self.place(cut)  # raises if there is none
         key = tuple(cuts), wide
         found = self._known.branches.get(key)
         if found is None:
@@ -577,7 +577,7 @@ class Plan:
                 found = self._cut_along(calls, end, wide)
             except CutRefused as error:
                 found = CutRefused(f"cannot cut after {' and '.join(call.name for call in calls)}: {error}")
-            if len(self._known.branches) >= MOST_SETS:  # whoever asks a server may name any
+            if len(self._known.branches) >= MOST_SETS:  # clients of a server may name any
                 self._known.branches.clear()
             self._known.branches[key] = found
         if isinstance(found, CutRefused):
@@ -867,7 +867,7 @@ class Plan:
         entered: set[int] = set()
         for call in trace.calls:
             if call.enter <= end and call.exit > begin:
-                # of a call that is not looked into, nobody sees which modules it runs
+                # the modules that run inside an opaque call are unknown
                 module = model if call.path == ROOT else model.get_submodule(call.path)
                 entered.update(map(id, module.parameters(recurse=call.opaque or not call.has_child)))
         return [

@@ -88,14 +88,14 @@ class Planner:
         self._numbers: Numbers | None = None
         self._own: set[Spot] = set()
         self._left = Left()
-        self._built: set[str] = set()  # names of Python state that first runs built for good
+        self._built: set[str] = set()  # names of Python state that first runs built permanently
         self._original: PythonState | None = None  # before they did
         self._samples: deque[tuple[tuple[tuple[Any, ...], dict[str, Any]], Any]] = deque(maxlen=2)
         self._history = ""
         self._latest: Plan | None = None
         self._obstacle = "call plan() or forward() with example inputs first"
         self._impossible: set[Any] = set()
-        self._refused: dict[str, str] = {}  # layers that no plan is to be cut after, and why
+        self._refused: dict[str, str] = {}  # layers after which plans must not be cut, and why
         self._lengths = Lengths()
         self._lock = threading.RLock()
         self._most_output: tuple[int, dict[tuple[int, ...], int | None]] = (0, {})
@@ -188,12 +188,12 @@ class Planner:
             if self._anchor[0] is None:
                 self._anchor = _find_anchor(self._model)
             left = self._left.copy()
-            # a context of its own, so that no context variable keeps what the model sets
+            # a context of its own, so that context variables do not keep what the model sets
             run = contextvars.copy_context().run
             trace = run(self._record_quietly, args, kwargs, settle=not self._plans.get(key))
             self.allows_cuts |= not trace.has_no_cut
             if self._left != left:
-                self._plans.clear()  # another path may read what this one was found to leave behind
+                self._plans.clear()  # another path may read the state that this one leaves behind
             key = self.key(args, kwargs)  # only now it is known what the model changes by itself
             paths = self._plans.setdefault(key, [])
             self._plans.move_to_end(key)
@@ -233,7 +233,7 @@ class Planner:
         """
         with self._lock:
             if self._plans.get(key) or self._refused or self._left != Left():
-                return None  # of what is left behind it must be seen that no run of this size reads it
+                return None  # the state left behind must be shown unread by runs of this size
             family = self._family(args, kwargs)
             return None if family is None else self._lengths.foretold(*family, cut)
 
@@ -425,7 +425,7 @@ class _Trial:
         if judge.log.reads_first(self.left.scratch):
             kept.append("memory that it uses as scratch on another path")
         self.left.scratch |= judge.log.addresses(judge.log.scratch)
-        # what is set again in every run was not built once
+        # state that every run sets again was not built once
         built = [change for change in built if lasting_name(change, self.before.places) not in left]
         self.built = {lasting_name(change, self.before.places) for change in built}
         once = judge.log.not_written(self._rewritten)
@@ -437,14 +437,14 @@ class _Trial:
             trace.unsteady = "the model keeps more Python objects than are looked at"
         elif kept:
             trace.unsteady = f"the model keeps state from one run to the next: {first_few(kept)}"
-        elif once:  # the note would stay, and what it is about be put back
+        elif once:  # the note would stay, and the state it is about be restored
             trace.unsteady = (
                 f"only its first forward writes to {first_few(once)}, and it keeps a note of that: "
                 "run the model once, on both sides and on the same input, before it is wrapped"
             )
         elif settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"
-        self.keeps_what_it_built &= not trace.has_no_cut  # else nothing says what its state was built from
+        self.keeps_what_it_built &= not trace.has_no_cut  # otherwise the source of its state is unknown
         return trace
 
     def _settled(self) -> Any:
@@ -466,7 +466,7 @@ class _Trial:
             _forget_compiled()
             if not settle:
                 self.before.restore()
-                run_plain(self._model, *self._fresh())  # raises what is the model's own
+                run_plain(self._model, *self._fresh())  # raises the model's own error
             what = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CutRefused(f"the model cannot be recorded, so no cut is possible: {what}") from error
 

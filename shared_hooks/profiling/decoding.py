@@ -28,7 +28,7 @@ from shared_hooks.profiling.profile import Fields, Side
 from shared_hooks.showing import duration, short, size, summary_of
 from shared_hooks.tensors import tensors_in
 
-# Prompts of any length, for measuring: words drawn at random.
+# Prompts of any length, for measuring: tokens drawn at random.
 
 Prompt = Callable[[int], dict[str, torch.Tensor]]
 """Makes the keyword arguments of generate() for a prompt of so many tokens."""
@@ -129,7 +129,7 @@ def _in_order(children: Sequence[Named], called: list[nn.Module]) -> bool:
     return [one for one in called if one in own] == [child for _, child in children]
 
 
-# A number that grows with the tokens: what is fixed, and what each token adds.
+# A number that grows with the tokens: a fixed part, and a part per token.
 
 
 TINY = 1e-9
@@ -365,7 +365,7 @@ def _read_line(fields: Fields) -> Line:
     return Line(fields.number("fixed", LEAST), fields.number("per_token", LEAST))
 
 
-# What is not a time, looked at in a reply: weights, what is kept, what crosses.
+# Everything of a reply but times: weights, state, what crosses.
 
 LOOKED_TOKENS = 2
 
@@ -459,7 +459,7 @@ class _Look:
         logits = getattr(output, "logits", None)
         if isinstance(logits, torch.Tensor):
             self.logits = logits.shape[-1], logits.element_size()
-        if self._first and not any(self.kept):  # made before or inside the forward: nobody saw it grow block by block
+        if self._first and not any(self.kept):  # made before or inside the forward: its growth by blocks is unknown
             states = [one for one in (self._state, *_values(output)) if is_state(one)]
             self.kept = [_bytes(states) // len(self.blocks)] * len(self.blocks)
         self._first = False
@@ -481,7 +481,7 @@ def _own_bytes(modules: dict[nn.Module, None]) -> int:
     return sum(nbytes_of(one) for one in own.values())
 
 
-# One run of generate(), and what each part of each of its forwards took.
+# One run of generate(), with the time of each part of each of its forwards.
 
 Times = tuple[float, ...]
 """Nanoseconds before the blocks, of each block, and after them."""

@@ -155,8 +155,8 @@ def _text(path: Path) -> str | None:
         return None
 
 
-# What two machines must have alike for a model to give the same bits on both: release of torch, device, processor,
-# threads. Said in the greeting; nobody is refused for it.
+# What two machines must have in common for a model to give the same bits on both: release of torch, device,
+# processor, threads. Part of the greeting; a difference is no reason to refuse.
 
 
 def kind(device: torch.device) -> dict[str, str]:
@@ -187,12 +187,11 @@ def _processor() -> str:
     return f"{processor()[0] or platform.machine()}, {unit}"
 
 
-# Whether several threads of torch cost here more than they gain: forwards with all of them and with one, compared.
+# Whether several threads of torch cost more than they gain here: forwards with all of them and with one, compared.
 #
-# torch's threads wait for each other by spinning. Where something else runs on the processor, one of them is put
-# aside, and the others burn time until it is back: beside one or two busy processes on two cores, forwards with two
-# threads took 10 to 100 times as long as with one. What clocks and counters show then could be a slow model, too; so
-# one thread is tried.
+# torch's threads wait for each other by spinning. Where another program uses the processor, one of them is preempted,
+# and the others spin until it is back: beside one or two busy processes on two cores, forwards with two threads took
+# 10 to 100 times as long as with one. Clocks and counters cannot tell this from a slow model; so one thread is tried.
 
 
 TRIES: Final = 5

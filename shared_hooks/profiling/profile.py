@@ -68,7 +68,7 @@ def middle_half(ordered: Sequence[Any]) -> Sequence[Any]:
     return ordered[quarter : len(ordered) - quarter]
 
 
-# Reading JSON so that every mistake is named: the place, what was expected, and what was found.
+# Reads JSON so that every mistake is reported: the place, the expected, and the found value.
 
 
 Value = TypeVar("Value")

@@ -92,13 +92,13 @@ class ProfileOptions:
         if not 0 <= self.pause < math.inf:
             raise SpecError(f"pause={self.pause}: must be 0 or more")
         for name in (self.codec, *self.codecs):
-            if codecs.by_wire(name) is None:  # a client may have asked, who is to add none
+            if codecs.by_wire(name) is None:  # names come from a client, which must not register any
                 codecs.check(name)
 
 
-# Every cut of one side: which there is time to measure, the rounds that measure them, and what came of it.
+# Every cut of one side: which there is time to measure, the rounds that measure them, and the results.
 
-# Cuts that were not measured: which to measure when there is no time for all, and what the others must be about.
+# Cuts that were not measured: which to measure when there is no time for all, and estimates of the others.
 
 SMALLEST = 4
 """Number of smallest frontiers that are always measured, as likely choices."""
@@ -239,7 +239,7 @@ class Cuts:
         """
         learnt = {number for number, _ in self.allowed if self._name(number) in self._options.books}
         chosen = pick(self.allowed, self._room(first), learnt) if self.allowed else []
-        for turn in range(-1, self._options.repetitions):  # the round before the first is to warm up
+        for turn in range(-1, self._options.repetitions):  # the round before the first is a warm-up
             reported = f"round {turn + 1}" if turn >= 0 else "every cut once"
             step(self._options.warmup + turn + 1, reported)
             if turn >= 0:
@@ -251,7 +251,7 @@ class Cuts:
                 if number in self.refused:
                     continue
                 if not self._is_edge:
-                    step(self._options.warmup + turn + 1, reported)  # a server does others' work here
+                    step(self._options.warmup + turn + 1, reported)  # a server serves other requests here
                 self._begin()
                 others = self._codecs if turn < CODEC_ROUNDS and time.monotonic() < self._deadline else ()
                 try:
@@ -324,7 +324,7 @@ class Cuts:
         found = {}
         for name in self._codecs:
             if name == Basis.name and self._name(number) not in self._options.books:
-                continue  # what others' books make of other cuts says nothing of this one
+                continue  # codebooks of other cuts do not apply to this one
             known = {
                 at: [run.codecs[name] for run in runs if name in run.codecs] for at, runs in sorted(self._runs.items())
             }
@@ -355,7 +355,7 @@ class Cuts:
 
     def _begin(self) -> None:
         """Put the process into the state in which a request finds it."""
-        if self._options.pause:  # sleeping for no time would still give the processor away
+        if self._options.pause:  # even a sleep of zero yields the processor
             time.sleep(self._options.pause)
         if self._around is not None:
             self._around.run()
@@ -377,7 +377,7 @@ class Cuts:
             )
         try:
             value = float(self._timer.memory_peak(self._cut(number)))
-        except Exception as error:  # the head has just run without the ledger: what fails is the looking
+        except Exception as error:  # the head has just run without the ledger: the ledger fails
             return Reading.unavailable(f"{type(error).__name__} under inspection")
         return Reading.measured(value, _CUDA if devices.counts_memory(self._timer.inputs.device) else NOTE)
 
@@ -561,7 +561,7 @@ class _Profiler:
         """Inspect the model; None if it cannot be inspected, as with its own dispatch modes or scripts."""
         try:
             found = inspect(self.wrapped.model, self.wrapped.modules, *self.inputs.place(*self.inputs.fresh()))
-        except Exception:  # the whole model has just run without the ledger: what fails is the looking
+        except Exception:  # the whole model has just run without the ledger: the ledger fails
             return None
         return found if len(found.layers) == len(plan.layers) else None
 

@@ -100,7 +100,7 @@ class Ledger(TorchDispatchMode):
         if count is not None:
             try:
                 self.macs += count(*args, **kwargs, out_val=result) / 2
-            except Exception:  # torch's formula does not know this form of the call: not counted
+            except Exception:  # torch's formula does not support this form of the call: not counted
                 pass
         return result
 
@@ -114,7 +114,7 @@ class Inspector:
         self.modules = modules
         self.ledger = ledger
         self.layers: list[Inspected] = []
-        self.parents: list[bool] = []  # of every running module: has it a hooked child?
+        self.parents: list[bool] = []  # of every running module: does it have a hooked child?
         self.failure: BaseException | None = None
 
     def failed(self, error: BaseException) -> None:
@@ -188,11 +188,11 @@ def _plain(tensor: torch.Tensor) -> bool:
         return False
 
 
-# What a client does around a head: the answer before becomes tensors, and the next input is read.
+# What a client does around a head: decodes the answer before, and reads the next input.
 #
 # It is done before every measurement on the edge, and not only to time it: in a request the head begins with caches,
 # clocks and a CPU quota as these leave them. Heads of a small model on a quarter of a core, measured by themselves,
-# took a third of what they take after their input was read.
+# took a third of their time after reading an input.
 
 
 class Around:
@@ -537,7 +537,7 @@ def mean_reading(readings: Sequence[Reading]) -> Reading:
     return Reading.measured(value, note)
 
 
-# Whole forwards with layer metrics: per layer median and quartiles, and what no layer accounts for.
+# Whole forwards with layer metrics: per layer median and quartiles, and the time outside of layers.
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _FACTORIES = """
     full_like empty_like rand_like randn_like complex polar cartesian_prod finfo iinfo is_tensor is_grad_enabled
     is_autocast_enabled tril_indices triu_indices scalar_tensor
 """
-# Methods of tensors that do something else than compute: they take functions, hand out memory, set attributes.
+# Methods of tensors that do more than compute: they take functions, expose memory, set attributes.
 _NO_METHODS = frozenset(
     """
     apply_ map_ map2_ backward register_hook register_post_accumulate_grad_hook reinforce requires_grad_ retain_grad
@@ -45,7 +45,7 @@ _NO_METHODS = frozenset(
 METHODS = frozenset(
     name for name in dir(torch.Tensor) if name[0] != "_" and callable(getattr(torch.Tensor, name))
 ) - _NO_METHODS | frozenset(
-    # of lists and dictionaries made here, and of text; none can be anybody else's
+    # of lists and dictionaries made here, and of text; none can be shared
     "append extend insert keys items get startswith endswith lower upper strip join".split()
 )
 ATTRIBUTES = frozenset(
@@ -204,9 +204,9 @@ def elements_of(what: What) -> What:
     return joined(found + ([what.each] if what.each is not None else []))
 
 
-# Calls in a source that is vouched for (`purity.code`): of modules, methods, and functions that are known.
+# Calls in checked source (`purity.code`): of modules, methods, and known functions.
 
-# Expressions of a source that is vouched for (`purity.code`): what each may give, or why it may write state.
+# Expressions in checked source (`purity.code`): their possible values, or why they may write state.
 
 _MODULE_OWN = frozenset(vars(nn.Module()))
 
@@ -408,7 +408,7 @@ class Calls(Expressions):
         try:
             if isinstance(node.func, ast.Attribute):
                 return self.method(self.value(node.func.value), node.func.attr, args, named)
-            # data cannot be called: that raises, and does nothing
+            # data cannot be called: that raises, and has no effect
             return joined(self.call(value, args, named) for value in self.value(node.func).objects)
         except Impure as found:
             raise found if str(found).startswith("line ") else Impure(f"line {node.lineno}: {found}") from None
@@ -498,7 +498,7 @@ class Calls(Expressions):
         return DATA
 
 
-# The source of a function as a tree, where it is for certain the code that runs. For `purity.code`.
+# The source of a function as a tree, where it is certainly the code that runs. For `purity.code`.
 
 
 def stored(nodes: Iterable[ast.AST]) -> Iterable[str]:
@@ -594,7 +594,7 @@ class Analysis:
                 _Reader(self, function, owner).read()
                 self.seen[key] = ""
             except Impure as found:
-                if self.assumed:  # what was found of others on the way may rest on what has just failed
+                if self.assumed:  # results for others on the way may rely on the one that has just failed
                     self.seen = {other: self.seen[other] for other in known}
                 self.seen[key] = f"{function.__qualname__}: {found}"
             finally:

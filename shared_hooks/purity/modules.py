@@ -31,7 +31,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
                  "_global_backward_pre_hooks")  # fmt: skip
 _MODULE_OWN = frozenset(vars(nn.Module()))
-# What `Module.__call__` goes through on its way to the forward.
+# The steps of `Module.__call__` on its way to the forward.
 _MACHINERY = frozenset(
     """
     _call_impl _wrapped_call_impl _slow_forward _get_backward_hooks _get_backward_pre_hooks _compiled_call_impl
@@ -39,7 +39,7 @@ _MACHINERY = frozenset(
     """.split()
 )
 _CALLED = frozenset({"__call__", "__getattr__", "forward", "children", "named_children"})
-# What a class may say of itself without a call of its modules becoming another one.
+# What a class may define without changing how its modules are called.
 _HARMLESS = frozenset(
     """
     __init__ __module__ __doc__ __qualname__ __annotations__ __annotate__ __annotate_func__ __annotations_cache__
@@ -94,7 +94,7 @@ class _Look:
     def module(self, module: nn.Module) -> None:
         """Check a module. Raises `Impure`."""
         if module in self.running:
-            self.code.assumed = True  # a module that calls itself is as pure as the rest of what it does
+            self.code.assumed = True  # a module that calls itself is as pure as the rest of its code
             return
         if module not in self.known:
             self.running.add(module)
@@ -103,7 +103,7 @@ class _Look:
                 self._check(module)
                 self.known[module] = ""
             except (Impure, RecursionError) as found:
-                if self.code.assumed:  # what was found of others on the way may rest on what has just failed
+                if self.code.assumed:  # results for others on the way may rely on the one that has just failed
                     for other in set(self.known) - before:
                         del self.known[other]
                 is_known = isinstance(found, Impure)
@@ -137,7 +137,7 @@ class _Look:
         for base in type(module).__mro__:
             if not _is_torch_class(base):
                 _check_only_extends(base, kind)
-        for name, value in list(vars(module).items()):  # others may hook it meanwhile
+        for name, value in list(vars(module).items()):  # other threads may hook it meanwhile
             is_shim = isinstance(value, Shim) or is_of_class(module, value)
             if name not in _MODULE_OWN and not is_shim and not _is_inert(value):
                 raise Impure(f"{kind}.{name} is a {type(value).__name__}")
@@ -182,7 +182,7 @@ def _check_instance(module: nn.Module, descriptors: frozenset[str]) -> None:
     own = vars(module)
     if own.get(COMPILED) is not None:
         raise Impure(f"{kind} is compiled")
-    for name, value in list(own.items()):  # others may hook it meanwhile
+    for name, value in list(own.items()):  # other threads may hook it meanwhile
         if name == "forward" and isinstance(value, Shim):
             ours = value.module is module and value.before is _ABSENT
             if ours and getattr(value.forward, "__func__", None) is type(module).forward:
@@ -205,7 +205,7 @@ def _trouble_of_class(kind: type) -> str:
             continue
         if _is_torch_class(base):
             for name, value in vars(base).items():
-                # libraries add methods to nn.Module and wrap its __init__: only what a call goes through counts
+                # libraries add methods to nn.Module and wrap its __init__: only the steps of a call count
                 counts = name in _MACHINERY or name in _CALLED if base is nn.Module else name not in _HARMLESS
                 if not counts:
                     continue

@@ -24,7 +24,7 @@ from shared_hooks.recording.trace import Event, Op, Span, Storage
 from shared_hooks.tensors import UnknownHolder, flatten
 
 _NONE: Set[int] = frozenset()
-# an indexing of more rows counts as reading everything
+# indexing with more rows counts as reading everything
 MAX_ROWS = 512
 INDEXES = ("aten::index_select", "aten::index")
 
@@ -90,7 +90,7 @@ class KernelLog(Ledger):
             written = self._undeclared(inputs, handed, bits, written)
         made = [self.storage_of(tensor, seq) for tensor in outputs]
         reads: list[Span] = []
-        if not facts.form_only and (written or not _all_in(made, handed)):  # else views, which read nothing
+        if not facts.form_only and (written or not _all_in(made, handed)):  # otherwise views, which read nothing
             reads = self._reads(facts, args, inputs, spans, unread) if unread or facts.indexes else spans
         draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
         reads_tainted = is_remote if reads is spans else any(storage.tainted <= seq for storage, _ in reads)
@@ -105,7 +105,7 @@ class KernelLog(Ledger):
                     for tensor, span in zip(inputs, spans, strict=True)
                     if id(tensor) in unread and self.is_exact(tensor, span[0])
                 ]
-        # where data say to what is written, what was written is theirs, too
+        # where data choose what is written to, the written values depend on them, too
         placed = chosen or (self.op is not None and self.op.dynamic and self.op.reads_tainted)
         if writes and placed:
             reads_tainted = True
@@ -179,7 +179,7 @@ class KernelLog(Ledger):
         """Return what an indexing with a constant index reads of its first argument; None if unknown."""
         name = func._schema.name
         if self.dynamic:
-            return None  # an index that Python made after it had read data may be made from the data
+            return None  # an index that Python made after reading data may depend on the data
         source = args[0]
         chosen = [(args[1], args[2])] if name == "aten::index_select" else list(enumerate(args[1]))
         chosen = [(dim, index) for dim, index in chosen if index is not None]

@@ -43,7 +43,7 @@ class Ledger:
         self.seq = 0
         self.started = False
         self.op: Op | None = None
-        # what runs around the model's own forward (hooks on the model itself) belongs to a call of its own
+        # code around the model's own forward (hooks on the model itself) belongs to a call of its own
         self.root = ModuleCall("", 1, "", False, None, 0)
         self.stack: list[ModuleCall] = [self.root]
         self.escaped = False
@@ -77,7 +77,7 @@ class Ledger:
         for tensor in tensors:
             storage = self.storage_of(tensor, is_input=True)
             if storage.outside:
-                # an input that is also a parameter: treat it as an input, it may be another one next time
+                # an input that is also a parameter: treated as an input, it may be another one next time
                 self._mark(storage, is_input=True)
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
@@ -116,7 +116,7 @@ class Ledger:
             storage.outside = created is None and not mapped
             self.opaque[id(tensor)] = (weakref.ref(tensor), storage)
             return self._mark(storage, is_input)
-        # a weak reference keeps the address from being used again, not the memory
+        # a weak reference keeps the address from being reused, not the memory
         self._alive[key] = StorageWeakRef(untyped)
         if len(self._alive) > self._prune_at:
             self._prune()
@@ -140,7 +140,7 @@ class Ledger:
         """
         for key in [key for key, reference in self._alive.items() if reference.expired()]:
             del self._alive[key], self.storages[key]
-        # a loop that keeps what each step makes would look at all of it again and again
+        # a loop that keeps the results of each step would check all of them again and again
         self._prune_at = len(self._alive) + max(PRUNE, len(self._alive) // 4)
 
     def _mark(self, storage: Storage, is_input: bool, tensor: torch.Tensor | None = None) -> Storage:
@@ -148,7 +148,8 @@ class Ledger:
             storage.created = storage.tainted = -1
             storage.outside, storage.born_tainted = False, True
         elif storage.outside and self.started and (self.escaped or self.op is None):
-            # it did not exist before the forward and no operation made it: code out of torch's sight did, from whatever
+            # it did not exist before the forward and no operation made it: it was made by code outside of torch, from
+            # unknown sources
             if self.is_constant(tensor):
                 storage.outside, storage.created = False, self.seq
                 return storage
@@ -237,10 +238,10 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     return () if tensor.is_nested else tuple(tensor.shape)
 
 
-# Python's garbage collector, put off while very many objects are made that all stay.
+# Pauses Python's garbage collector while very many objects are made that all stay.
 #
-# A recording makes some dozen small objects an operation. The collector looks at the young ones again and again, and
-# now and then at every object of the process, to find that nothing can go: half of the time of planning.
+# A recording makes some dozen small objects an operation. The collector scans the young ones again and again, and now
+# and then every object of the process, to find that nothing can be freed: half of the time of planning.
 
 
 @contextmanager
@@ -258,12 +259,13 @@ def put_off() -> Iterator[None]:
 
 # What a forward leaves in memory that outlives it: parameters, buffers, tensors kept in attributes or globals.
 #
-# A tail must leave the server's memory as it was, so no cut may have such a write in its tail, be it after the cut or
-# in what the tail's Python repeats of the prefix. And where what was written depends on the inputs and is read by the
-# next forward, the model carries state from request to request, which a cut would keep on one side only.
+# A tail must leave the server's memory as it was, so a cut is refused if its tail contains such a write, whether
+# after the cut or in the part of the prefix that the tail's Python repeats. And where a written value depends on the
+# inputs and is read by the next forward, the model carries state from request to request, which a cut would keep on
+# one side only.
 #
-# A *scratch* storage is rewritten before it is read. The tail's side does not have what the head wrote there: a path
-# that reads first must not be cut, and where data decides on the path nobody knows which one comes.
+# A *scratch* storage is rewritten before it is read. The tail's side does not have the head's values there: a path
+# that reads first must not be cut, and where data decide on the path it is unknown which one comes.
 
 
 def outside_writes(events: list[Event], *, timeless: bool) -> Iterator[tuple[Storage, int, int, str]]:
@@ -281,10 +283,10 @@ def outside_writes(events: list[Event], *, timeless: bool) -> Iterator[tuple[Sto
         if storage.tainted < NEVER and live_at_start(storage, events):
             yield storage, 0, NEVER, "keeps values of this request for the next one in"
         elif not timeless or any(event.seq < storage.tainted for event in writes):
-            # what does not depend on the inputs is written again by the tail's Python
+            # values independent of the inputs are written again by the tail's Python
             yield storage, 0, NEVER, "writes to"
         else:
-            # rewritten before it is read: the head's affair, as long as it is all before the cut
+            # rewritten before it is read: only the head needs it, as long as it is all before the cut
             yield storage, 0, max(event.seq for event in writes) - 1, "writes after it to"
 
 

@@ -68,7 +68,7 @@ class OperationLog(KernelLog):
         if name in HEADS and len(args) == 1 and not kwargs and is_dense(args[0]):
             return func(*args)
         if name in _OF_OBJECTS and any(not value.storage.outside for value in arguments):
-            # neither behind a cut nor before it, where nothing has a history
+            # neither after a cut nor before it, where tensors have no history
             self.refuse(f"the model asks for {name.partition('.')[0]}, which does not cross")
         only_form = is_form(name)
         op = Op(self.tick(), name, arguments)
@@ -141,7 +141,7 @@ class OperationLog(KernelLog):
             results = self._results(op, tensors, result)
             if again and repeat is None and self.regular and _is_told(op):
                 self.repeats.learn(func, args, kwargs, tensors, op, self.events[first_event:], results, made)
-        elif name.endswith(".__set__") and not stays:  # `Module.to` assigns to each parameter what it holds
+        elif name.endswith(".__set__") and not stays:  # `Module.to` assigns each parameter to itself
             op.trouble = f"it assigns {name.removesuffix('.__set__')} of a tensor"
         self.ops.append(op)
         self.stack[-1].items.append(op)
@@ -205,7 +205,7 @@ class OperationLog(KernelLog):
         for storage in self.fresh:
             if not storage.outside and storage.created >= op.seq:
                 storage.tainted, storage.born_tainted, op.draws = op.seq, True, True
-                op.unforeseen = True  # elsewhere the numbers are not known to hold data
+                op.unforeseen = True  # elsewhere the numbers might contain data
 
     def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
         """Arguments that no kernel received are read by raw pointer, unless the function is known to need only their
@@ -221,7 +221,7 @@ class OperationLog(KernelLog):
             self.events.append(Event(self.tick(), reads, [], []))
             if any(storage.tainted <= op.seq for storage, _ in reads):
                 op.reads_tainted = op.unforeseen = True
-                self.note_dynamic(op)  # what is read so decides on something: where to split, how long a result is
+                self.note_dynamic(op)  # such a value decides on something: where to split, how long a result is
 
     def _results(self, op: Op, tensors: list[torch.Tensor], result: Any) -> list[torch.Tensor]:
         known = {id(tensor): value for tensor, value in zip(tensors, op.args, strict=True)}
@@ -246,7 +246,7 @@ class OperationLog(KernelLog):
 
     def _value_read(self, op: Op, tensors: list[torch.Tensor], result: Any, first_event: int) -> None:
         if not any(event.reads for event in self.events[first_event:]):
-            # tolist() and numpy() read behind the dispatcher's back
+            # tolist() and numpy() read without the dispatcher
             self.muted = True
             self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
             self.muted = False

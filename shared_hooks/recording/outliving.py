@@ -28,7 +28,7 @@ from shared_hooks.recording.trace import NEVER
 from shared_hooks.state import MISSING, PLAIN, Change, PythonState, Reach, agree, is_read
 from shared_hooks.tensors import tensors_in
 
-# Which tensors of one run hang on its inputs, or on random numbers: a coarse look, by whole storages.
+# Which tensors of one run depend on its inputs, or on random numbers: a coarse analysis, by whole storages.
 
 
 class Taint(TorchDispatchMode):
@@ -77,7 +77,7 @@ class Taint(TorchDispatchMode):
     def _mark(self, tensor: torch.Tensor) -> None:
         key = _key(tensor)
         if key:
-            # a weak reference keeps the address from being used again
+            # a weak reference keeps the address from being reused
             self._marked[key] = StorageWeakRef(tensor.untyped_storage())
 
 
@@ -111,10 +111,10 @@ class _Values(TorchFunctionMode):
         return result
 
 
-# Assignments that can never run: a flag of the object, which nothing changes, keeps the method from reaching them.
+# Assignments that can never run: a constant flag of the object keeps the method from reaching them.
 #
-# ``if self.cached: self._edges = ...`` assigns nothing while ``self.cached`` is False, and neither does what follows
-# ``if not self.quantised: return x``.
+# ``if self.cached: self._edges = ...`` assigns nothing while ``self.cached`` is False, and neither does the code
+# after ``if not self.quantised: return x``.
 
 Flags = dict[str, Any]
 """The attributes of one object that nothing changes while the model runs."""
@@ -142,7 +142,7 @@ def is_unreachable(
     False if the source is unavailable, or the function is not a method of modules.
     """
     owners = [(kind, flags) for kind, flags in objects if _has(kind, function)]
-    # what is in ``_modules`` counts as the module's, too; a descriptor of the class goes before its attributes
+    # entries of ``_modules`` count as the module's, too; a descriptor of the class comes before its attributes
     flags_of = [
         {name: value for name, value in flags.items() if not hasattr(type(_on_class(kind, name)), "__get__")}
         for kind, flags in owners

@@ -22,11 +22,11 @@ from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Storage, Trac
 from shared_hooks.state import Change, DiceWatch, PythonState, first_few
 from shared_hooks.tensors import UnknownHolder, flatten, tensors_in
 
-# Two modes that look at the same run, for planning only.
+# Two modes that observe the same run, for planning only.
 #
-# `TorchFunctionMode` sees the calls the model's Python makes: their order is what the tail will meet again, so
-# operations are numbered there. `TorchDispatchMode` sees what the kernels below read and write, element by element,
-# and anything that runs out of the function mode's sight.
+# `TorchFunctionMode` sees the calls of the model's Python: the tail will meet them in the same order, so operations
+# are numbered there. `TorchDispatchMode` sees what the kernels below read and write, element by element, and
+# operations that bypass the function mode.
 
 
 class Functions(TorchFunctionMode):
@@ -55,7 +55,7 @@ class _Kernels(TorchDispatchMode):
         log = self.log
         if log.muted:
             return func(*args, **(kwargs or {}))
-        # our own look at tensors, and the call below, come back through the function mode
+        # our own reads of tensors, and the call below, come back through the function mode
         log.muted = True
         try:
             return log.kernel(func, args, kwargs or {})
@@ -109,7 +109,7 @@ class Recorder(OperationLog):
         self.pure = pure_modules(modules)
         self.judge = Judge(state, self)
         self.looked = False
-        self.pure_stack = [True]  # what is around the model is no code of its
+        self.pure_stack = [True]  # code around the model is not its own
         self.changes: list[Change] = []
         self.layers: list[ModuleCall] = []
 
@@ -137,7 +137,7 @@ class Recorder(OperationLog):
         self.refuse("the model starts a thread, and what that does nobody here sees")
 
     def is_constant(self, tensor: torch.Tensor | None) -> bool:
-        # once the data was handed to code outside torch, no likeness of two runs proves anything
+        # once data were passed to code outside torch, equal runs prove nothing
         muted, self.muted = self.muted, True
         self.appeared.append("" if tensor is None or self.escaped else bits_of(tensor))
         self.muted = muted
@@ -221,7 +221,7 @@ class Recorder(OperationLog):
             call.layer_id = len(self.layers)
             self.layers.append(call)
             self._look_at_state(call)
-        # whoever called it continues now
+        # the caller continues now
         self.looked &= self.pure_stack[-1]
         self.muted = False
         return output
@@ -255,7 +255,7 @@ class Recorder(OperationLog):
         self._look()
         for name in sorted(self.unseen_writes()):
             self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")
-        if self.dice_watch.drawn or self.dice or self.draws or self.judge.reads_data:  # data may lead to where it draws
+        if self.dice_watch.drawn or self.dice or self.draws or self.judge.reads_data:  # data may decide where it draws
             asked = sorted(_GENERATORS & self.judge.state.reach.names)
             if asked:
                 what = "draws random numbers" if not self.judge.reads_data else "may draw random numbers, as data say"
@@ -311,7 +311,7 @@ def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield f"{path}.{name}" if path else name, tensor
 
 
-# Record a forward of a model into a `Trace`, as often as it takes until nothing is unclear.
+# Records a forward of a model into a `Trace`, as often as necessary to resolve everything.
 
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -363,7 +363,7 @@ def _again(
     recorder = Recorder(model, modules, state, known, closely=True)
     try:
         recorder.watch(*fresh_inputs())
-    except Exception:  # other values may be none that the model takes
+    except Exception:  # the model may reject other values
         return None
     return recorder
 

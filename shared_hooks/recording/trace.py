@@ -355,7 +355,7 @@ class Trace:
             at = bisect_left(ends, (block.exit, -1))
             last, number = ends[at - 1]
             if bisect_left(seqs, block.exit) == bisect_right(seqs, last):
-                numbers[block.name] = number  # nothing runs between: one place, of two names
+                numbers[block.name] = number  # nothing runs between: one place, with two names
             else:
                 numbers[block.name] = len(calls)
                 ends.insert(at, (block.exit, len(calls)))
@@ -380,14 +380,14 @@ def calls_in(call: ModuleCall) -> list[ModuleCall]:
     return found[:0:-1]
 
 
-# Calls of torch's functions that a recording need not look into: it knows what they do below.
+# Calls of torch's functions that a recording need not trace: their effects are known.
 #
-# Some only make views, which read nothing and write nothing, or copy to one. Others it has looked into before: what a
-# function written in C++ does below, kernel by kernel, hangs on the forms of its arguments, unless one of its kernels
-# says otherwise (`Facts.regular`). A loop calls the same few functions on the same forms over and over: from the
-# second time on such a call runs as it is, and is noted by what it did the first time. Only calls that write to
-# nothing but memory of their own are noted so. What comes out is looked at; a recording in which anything differs is
-# not used.
+# Some only make views, which read nothing and write nothing, or copy to one. Others it has traced before: what a
+# function written in C++ does below, kernel by kernel, depends on the forms of its arguments, unless one of its
+# kernels is irregular (`Facts.regular`). A loop calls the same few functions on the same forms over and over: from
+# the second time on such a call runs untraced, and is recorded as the first one was. Only calls that write to nothing
+# but memory of their own are treated so. Their results are checked; a recording in which anything differs is not
+# used.
 
 
 WORTH = 3

@@ -25,7 +25,8 @@ from shared_hooks.modules import ROOT, fast_path_off
 from shared_hooks.selection.capture import Captured, Sample, same_buffers
 from shared_hooks.tensors import copied
 
-# k-medoids (partitioning around medoids, Kaufman & Rousseeuw 1990): every cluster is stood for by one of its own.
+# k-medoids (partitioning around medoids, Kaufman & Rousseeuw 1990): every cluster is represented by one of its own
+# points.
 
 
 Array = npt.NDArray[np.float64]
@@ -340,7 +341,7 @@ def _over_positions(node: fx.Node, inputs: list[fx.Node]) -> bool:
     return not wanted & {0, 1}
 
 
-# A score for every channel of a layer: the higher, the more it is worth keeping. Each scoring is one function.
+# A score for every channel of a layer: channels with higher scores are kept first. Each scoring is one function.
 
 
 Scoring = Callable[[Captured, nn.Module, Sample, int], torch.Tensor]
@@ -389,7 +390,7 @@ def separability(captured: Captured, _model: nn.Module, _sample: Sample, _seed: 
         raise InputMismatch("separability needs labels: at least two classes with two inputs each")
     means = [group.mean(0) for group in groups]
     spread = torch.stack([group.var(0) for group in groups])
-    spread = spread.clamp(min=1e-12 * float(captured.rows.var()) + 1e-30)  # a class that never varies
+    spread = spread.clamp(min=1e-12 * float(captured.rows.var()) + 1e-30)  # a class without variance
     total = torch.zeros_like(captured.mean)
     pairs = list(combinations(range(len(groups)), 2))
     for a, b in pairs:

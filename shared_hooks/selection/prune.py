@@ -26,8 +26,8 @@ from shared_hooks.tensors import tensors_in
 
 # A mask at the cut: `Select` keeps the chosen channels, `Restore` fills the others with their calibration means.
 #
-# A cut after `Select` sends the kept channels and nothing more: that is the engine's own liveness, the mask is part of
-# the model on both sides. Every cut stays exact for the masked model; only the masked model differs from the whole one.
+# A cut after `Select` sends only the kept channels: this follows from liveness, since the mask is part of the model
+# on both sides. Every cut stays exact for the masked model; only the masked model differs from the whole one.
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def masked(model: nn.Module, mask: Mask) -> nn.Module:
     weight = next(iter(model.state_dict().values()), None)
     behind = Masked(inner, mask, None if weight is None else weight.device)
     for parent in {id(module): module for module in known.values()}.values():
-        for name, child in list(parent._modules.items()):  # named_children leaves further names out
+        for name, child in list(parent._modules.items()):  # named_children omits further names
             if child is inner:
                 setattr(parent, name, behind)
     return model
@@ -502,7 +502,7 @@ def _write(path: Path | str, model: nn.Module, about: dict[str, Any], tensors: d
 
     def fill(file: Path) -> None:
         save_file(tensors, file, metadata={_KEY: text})
-        os.chmod(file, 0o644)  # safetensors leaves it to the owner alone
+        os.chmod(file, 0o644)  # safetensors makes it readable by its owner only
 
     try:
         write_whole(path, fill)

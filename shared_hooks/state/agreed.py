@@ -143,7 +143,7 @@ class Agreed:
         if not names:
             self._marks, self._bits = self._now(), self._samples.now()
         left = [(change.name, id(change.now)) for change in changes]
-        if not names and left == self._left and not self.hooked():  # of no account, and it stays
+        if not names and left == self._left and not self.hooked():  # irrelevant, and it stays
             self._state, left = PythonState(self._model, settings=False), []
         self._left = left
         return min(names, default="")

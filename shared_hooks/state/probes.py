@@ -25,7 +25,7 @@ from shared_hooks import devices
 from shared_hooks.state.reach import MISSING
 from shared_hooks.tensors import identical, tensors_in
 
-# The generators of random numbers that a forward draws from without being handed one: Python's, NumPy's, torch's.
+# The generators of random numbers that a forward draws from implicitly: Python's, NumPy's, torch's.
 
 Interval = tuple[int, int]
 
@@ -189,7 +189,7 @@ class _Bytes(Probe):
     """Containers of plain bytes: bytearrays, arrays of Python and of C (`ctypes`), memory views."""
 
     def now(self) -> Any:
-        with contextlib.suppress(ValueError):  # a view that was given back
+        with contextlib.suppress(ValueError):  # a released view
             return memoryview(self.value).tobytes()
 
     def restore(self, kept: Any) -> None:
@@ -200,7 +200,7 @@ class _Bytes(Probe):
         elif isinstance(self.value, array.array):
             self.value[:] = array.array(self.value.typecode, kept)
         else:
-            with contextlib.suppress(ValueError, TypeError):  # read-only, and changed by somebody else
+            with contextlib.suppress(ValueError, TypeError):  # read-only, and changed by other code
                 memoryview(self.value).cast("B")[:] = kept
 
 
@@ -210,7 +210,7 @@ class _NumpyArray(Probe):
 
     def restore(self, kept: Any) -> None:
         numpy = sys.modules["numpy"]
-        with contextlib.suppress(ValueError):  # read-only, and changed by somebody else
+        with contextlib.suppress(ValueError):  # read-only, and changed by other code
             self.value[...] = numpy.frombuffer(kept, dtype=self.value.dtype).reshape(self.value.shape)
 
 
@@ -273,7 +273,7 @@ def _is_of_c(value: Any) -> bool:
 
 
 def _size_of(value: Any) -> int:
-    with contextlib.suppress(ValueError):  # a view that was given back
+    with contextlib.suppress(ValueError):  # a released view
         return memoryview(value).nbytes
     return 0
 
@@ -320,9 +320,9 @@ def probe_of(value: Any) -> Probe | None:
     return None
 
 
-# What `functools.lru_cache` keeps for functions that a model's code may run: results, or state in disguise. A result
-# that the function would give now, too, is no state: a process that lacks it makes it again. One that differs is: it
-# was written to since, was drawn, or was made when something else was there.
+# The caches of `functools.lru_cache` for functions that a model's code may run: results, or state in disguise. A
+# result that the function would return now, too, is no state: a process that lacks it computes it again. One that
+# differs is: it was written to since, was drawn, or was computed from state that has changed.
 
 _Cached = functools._lru_cache_wrapper
 _Slot = types.MemberDescriptorType

@@ -39,7 +39,7 @@ from shared_hooks.state.reach import (
 from shared_hooks.state.walk import Poison, Spare, Walk
 from shared_hooks.tensors import identical
 
-# The settings of the process and of the thread that a forward may change. Random numbers are `dice`'s.
+# The settings of the process and of the thread that a forward may change. Random numbers belong to `dice`.
 
 _DEVICES = devices.AUTOCAST
 
@@ -65,7 +65,7 @@ def _set_autocast(value: tuple[Any, ...]) -> None:
         torch.set_autocast_dtype(device, dtype)
 
 
-# What `torch.backends` asks is asked without the modules in between: each run of a model asks, and its caches are cold.
+# Reads settings of `torch.backends` without the modules in between: each run of a model reads them, with cold caches.
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -163,7 +163,7 @@ class Settings:
     def changed(self) -> list[str]:
         """Return the names of those that have changed."""
         now = [get() for get in _GETTERS]
-        with contextlib.suppress(Exception):  # something else has been put there: a tensor, in place of a function
+        with contextlib.suppress(Exception):  # replaced by something else: a tensor, in place of a function
             if now == self._kept:
                 return []
         return [name for name, one, kept in zip(SETTINGS, now, self._kept, strict=True) if _differs(one, kept)]
@@ -212,7 +212,7 @@ class PythonState:
         self._lengths = [len(place.values) for place in whole]
         self._keyed = [place for place in self.places if place.keys is not None and place.in_order]
         self._keys = [key for place in self._keyed for key in place.keys or ()]
-        # a comparison of tensors would compute: containers of tensors are compared by identity
+        # comparing tensors would compute: containers of tensors are compared by identity
         plain = [place for place in whole if not any(issubclass(type(value), torch.Tensor) for value in place.values)]
         owners = [place.view.held if isinstance(place.view, ClassEntries) else place.owner for place in plain]
         self._owners, self._empty = [one for one in owners if one], [one for one in owners if not one]
@@ -321,7 +321,7 @@ class PythonState:
         return found + [value for held in frozen for value in held if isinstance(value, torch.Tensor)]
 
 
-# The plain values on a model's objects: numbers, text, flags that somebody may change between two requests.
+# The plain values on a model's objects: numbers, text, flags that may be changed between two requests.
 
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -368,7 +368,7 @@ class Numbers:
         for place, group in itertools.groupby(found, operator.itemgetter(0)):
             entries = list(group)
             names = [name for _, name, _ in entries]
-            # of one name alone the getter would not give a tuple
+            # for one name alone the getter would not return a tuple
             get.append((operator.itemgetter(*names, names[0]), self._held[place]))
             flat += [*(value for _, _, value in entries), entries[0][2]]
         self._get, self._flat = get, flat
@@ -386,7 +386,7 @@ def _typed(value: Any) -> Any:
     return tuple(map(_typed, value)) if type(value) is tuple else (type(value), repr(value))
 
 
-# Which changes of Python state last: they would tell on a later run, and both sides call them by the same name.
+# Which changes of Python state last: they would affect a later run, and both sides identify them by the same name.
 
 
 def lasting_name(change: Change, places: Iterable[Container]) -> str:

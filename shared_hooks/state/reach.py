@@ -30,11 +30,10 @@ from shared_hooks.modules import FUNCTIONS, Instead, Shim
 from shared_hooks.modules.constants import cells
 from shared_hooks.modules.tables import is_opaque
 
-# Whether a file of Python code was installed as somebody's library, or is its user's own.
+# Whether a file of Python code belongs to an installed library, or is its user's own.
 #
-# Installed is what lies where an interpreter keeps its libraries, and what the record of a distribution beside it
-# lists: so `pip install --target` counts wherever it went, while a project that is installed to be edited stays its
-# author's.
+# Installed are files where an interpreter keeps its libraries, and files listed in the record of a distribution
+# beside them: so `pip install --target` counts anywhere, while a project in an editable install stays its author's.
 
 _KINDS = ("stdlib", "platstdlib", "purelib", "platlib")
 _LIBRARIES = tuple(path + os.sep for kind, path in sysconfig.get_paths().items() if kind in _KINDS)
@@ -61,7 +60,7 @@ def _recorded(folder: PurePath) -> frozenset[str]:
         for record in Path(folder).glob("*.dist-info/RECORD"):
             with record.open(encoding="utf-8", newline="") as lines:
                 found.update(line[0] for line in csv.reader(lines) if line)
-    except (OSError, ValueError, csv.Error):  # not to be read: nothing is known of it
+    except (OSError, ValueError, csv.Error):  # unreadable: nothing is known of it
         pass
     return frozenset(found)
 
@@ -286,7 +285,7 @@ class Reach:
         names = names_in(function)
         self._sets_by_text |= not names.isdisjoint({*_SETTERS, "__setattr__"})
         if function.__name__ == "__init__":
-            names -= _MAKERS  # an object's ``super().__init__()`` is no call of a module's
+            names -= _MAKERS  # an object's ``super().__init__()`` is not a call of a module's
         self._release(names, self.names, self._waiting)
         self._release(self.names if self._sets_by_text else accesses(function)[1], self._set, self._setters)
 
@@ -444,7 +443,7 @@ _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
 
 
 def _content(cell: types.CellType) -> Any:
-    with contextlib.suppress(ValueError):  # nothing yet
+    with contextlib.suppress(ValueError):  # empty so far
         return cell.cell_contents
     return MISSING
 
@@ -537,10 +536,10 @@ def _parts(value: Any) -> Iterable[Any]:
     return list(value)[:MOST_READ] if type(value) in (list, tuple) else (value,)
 
 
-# Where Python state lies: containers as they were at one moment, to compare with what is in them now, and to put
-# back.
+# Where Python state lies: containers as they were at one moment, to compare with their present contents, and to
+# restore.
 #
-# What is remembered of each is a shallow copy, so "the same" means the same objects: an equal one is a change.
+# A shallow copy of each is kept, so "the same" means the same objects: an equal one is a change.
 
 
 _BY_CODE = re.compile(
@@ -664,7 +663,7 @@ class Container:
 def put_dict(place: Container) -> None:
     """Restore entry by entry, because another thread may be running the model."""
     owner, kept = place.owner, dict(zip(place.keys or (), place.values, strict=True))
-    # an OrderedDict keeps its order beside the entries, and knows nothing of what a dictionary's own methods do to it
+    # an OrderedDict keeps its order beside the entries, and does not notice a dictionary's own methods
     base: Any = collections.OrderedDict if isinstance(owner, collections.OrderedDict) else dict
     for key in [key for key, value in dict.items(owner) if key not in kept and not _is_attaching(MISSING, value)]:
         base.pop(owner, key)

@@ -36,8 +36,8 @@ from shared_hooks.state.reach import (
     sets_in,
 )
 
-# Is state that a model leaves behind ever read again? A run of the model tells, with poison in its place: an object
-# that raises on any access. If the run gives the same bits, its path does not depend on that state.
+# Is state that a model leaves behind ever read again? A run of the model shows it, with poison in its place: an
+# object that raises on any access. If the run gives the same bits, its path does not depend on that state.
 
 
 class Read(BaseException):
@@ -73,7 +73,7 @@ _ATOMS = frozenset(
         types.MethodDescriptorType, types.ClassMethodDescriptorType,
     }
 )  # fmt: skip
-# Of the standard library and of torch, what people keep things in.
+# Containers of the standard library and of torch.
 _HOLDERS = frozenset(
     """
     UserDict UserList ChainMap SimpleNamespace _local Event Condition Semaphore Barrier Queue LifoQueue PriorityQueue
@@ -301,7 +301,7 @@ class Walk:
             found += [(f"{name}.{inner}", held[inner]) for inner in names if inner in held]
             own = self.reach.owns(value) if isinstance(value, type) else not _is_foreign_module(value)
             if own:
-                continue  # all that it holds is looked at
+                continue  # everything it holds is visited
             for one in may_set & held.keys():
                 key = id(held), one
                 if key not in self._globals:
@@ -325,7 +325,7 @@ class Walk:
 
     def _class(self, kind: type) -> None:
         for base in kind.__mro__:
-            # a class may have been met as a value before: what it holds has not been looked at by that
+            # a class may have been met as a value before: its contents were not visited then
             if id(base) in self._classes or not self.reach.owns(base):
                 continue
             self._classes.add(id(base))
@@ -362,7 +362,7 @@ def _set_cell(cell: Any, value: Any) -> None:
 
 
 def _set_slot(member: Any, owner: Any, value: Any) -> None:
-    with contextlib.suppress(AttributeError):  # read-only, or not there
+    with contextlib.suppress(AttributeError):  # read-only, or missing
         if value is MISSING:
             member.__delete__(owner)
         else:

@@ -136,7 +136,7 @@ class MetaRunner:
             self.drew = True
             for tensor in made:
                 self.placing.taint(tensor)
-            self.taints += written  # random numbers drawn into memory that was there
+            self.taints += written  # random numbers drawn into existing memory
         return result
 
     def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -271,7 +271,7 @@ def _swapped(value: Any, into: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
-# What the head's side says of a cut, believed where it fits what this side finds.
+# The head's description of a cut, accepted where it fits what this side finds.
 
 
 class Claims:
@@ -331,7 +331,7 @@ class Claims:
                 return Injected(number, _relative(tensor, slot), tensor.dtype, _flags(tensor))
         if (alias := self.alias(tensor, arguments)) is not None:
             return alias
-        # made and filled within one operation, of which nobody has seen anything else
+        # made and filled within one operation, seen by no other
         form = form_of_tensor(tensor)
         return Hole(form if stride is None or not tensor.numel() else TensorForm(form.shape, stride, form.dtype))
 

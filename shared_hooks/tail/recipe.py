@@ -236,7 +236,7 @@ def _shape(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{dtype_name(dtype)}[{', '.join(map(str, shape))}]"
 
 
-# What a rehearsal has noted so far: where it is, the steps, the first failure.
+# The notes of a rehearsal so far: its position, the steps, the first failure.
 
 
 class Frame:
@@ -372,18 +372,18 @@ def _between_guards(slot: Slot, start: int) -> torch.Tensor:
     for guard in (base, base + _PAGE + pages):
         if protect(ctypes.c_void_p(guard), ctypes.c_size_t(_PAGE), 0):
             raise OSError(ctypes.get_errno(), "mprotect")
-    # as near to the guard behind it as its alignment allows
+    # as near to the guard after it as its alignment allows
     first = _PAGE + pages - size + start
     inner = (ctypes.c_char * max(slot.storage_bytes, 1)).from_address(base + first)
     inner.owner = memory  # type: ignore[attr-defined]
     return torch.frombuffer(inner, dtype=torch.uint8)[: slot.storage_bytes].view(slot.dtype)
 
 
-# The memory of one request on the tail's side: slots, placeholders, and what depends on the inputs.
+# The memory of one request on the tail's side: slots, placeholders, and values that depend on the inputs.
 #
-# All that a replay hands to the model is made here. A view is taken of a slot or of a tensor that depends on the
-# inputs, never of anything else, and torch checks it against the storage's real size; a write goes to storages that
-# this request made. What breaks these rules is an error, whatever the recipe says.
+# Everything that a replay passes to the model is made here. A view is taken of a slot or of a tensor that depends on
+# the inputs, never of anything else, and torch checks it against the storage's real size; a write goes to storages
+# that this request made. A violation of these rules is an error, whatever the recipe says.
 
 
 class Placing:
@@ -422,7 +422,7 @@ class Placing:
         if type(tensor) is not Placeholder:
             storage = tensor.untyped_storage()
             self.tainted.add(storage._cdata)
-            self.kept.append(StorageWeakRef(storage))  # the address must not be used again for a constant
+            self.kept.append(StorageWeakRef(storage))  # the address must not be reused for a constant
 
     def note_made(self, result: Any, arguments: Sequence[torch.Tensor]) -> None:
         """Record the storages of an operation's result on constants that are none of its arguments' as this
@@ -436,7 +436,7 @@ class Placing:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in given and storage.resizable():
                     self.made.add(storage._cdata)
-                    self.kept.append(storage)  # the address must not be used again
+                    self.kept.append(storage)  # the address must not be reused
 
     def overwrite(self, tensor: torch.Tensor) -> None:
         """Called for a kernel that is not run but would write here.
@@ -455,7 +455,7 @@ class Placing:
         if isinstance(source, Hole):
             if fresh or 0 in source.form.shape:
                 return self.hole(source.form)
-            # nobody writes to a placeholder: one serves all requests
+            # placeholders are never written to: one serves all requests
             known = self.holes.get(source)
             if known is None:
                 known = self.holes[source] = _placeholder(source.form, self.device)

@@ -113,7 +113,7 @@ class RecipeBook:
             with self._turns.one(writes=True), self._rehearsing:
                 found = self._known(early) or self._made(early, device)
         if isinstance(found, IsthmusError):
-            raise copy.copy(found)  # one that is raised holds on to the request: its frames, and so its payload
+            raise copy.copy(found)  # a raised exception keeps the request alive: its frames, and so its payload
         return found
 
     def warm(self, early: EarlyOutput, device: torch.device) -> None:
@@ -158,18 +158,18 @@ class RecipeBook:
         rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, facts)
         self.rehearsals += 1
         try:
-            # the generators are one for all threads: a tail that draws right now must not notice
+            # all threads share the generators: a tail that is drawing must not notice
             everybodys = generators.kept(generators.ALL)
             with everybodys, torch.no_grad(), fast_path_off(), context.restored(early.crossing.context):
                 recipe = contextvars.copy_context().run(rehearsal.recipe, self._find)
-            # what a forward leaves on the model is a request's own, and goes with it
+            # state that a forward leaves on the model belongs to the request, and is removed with it
             recipe.state, recipe.kept = state, facts.tensors
-            # another value that was read before the cut may lead elsewhere behind it
+            # another value that was read before the cut may lead to another path after it
             recipe.is_open = bool(early.values) or not rehearsal.ended
             recipe.most = None if rehearsal.ended else limits.held_bytes
             return recipe
         finally:
-            rehearsal.notes.failure = None  # it refers to frames that refer to it, and to what the request brought
+            rehearsal.notes.failure = None  # it refers to frames that refer to it, and to the request's data
             state.restore()
             settings.restore()
 
@@ -182,13 +182,13 @@ class RecipeBook:
             raise ServerUnavailable("this client brought too many new cuts or input forms in the last minute")
         everybody = {payer.get().account, *(who for _, _, who in self._spent)}
         total = sum(seconds for _, seconds, _ in self._spent)
-        # where it is used up, those who have had less than their part of it may still
+        # when it is used up, clients below their share may still rehearse
         if total > self._limits.seconds_a_minute and own >= self._limits.seconds_a_minute / len(everybody):
             raise ServerUnavailable("too many new cuts or input forms in the last minute; try again later")
 
     def _keep(self, early: EarlyOutput, found: Recipe | IsthmusError) -> None:
         digest = early.crossing.digest
-        # a refusal may come of the moment: no memory, another thread at the model's state
+        # a refusal may be temporary: no memory, another thread at the model's state
         until = math.inf if isinstance(found, Recipe) else time.monotonic() + self._limits.refusal_seconds
         bound = tuple(map(_bound, _numbers(early.values)))
         with self._lock:

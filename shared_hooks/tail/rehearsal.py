@@ -58,7 +58,7 @@ from shared_hooks.tail.recipe import (
 )
 from shared_hooks.tensors import ClassFinder, Structure, UnknownHolder, flatten, no_class, tensors_in, unflatten
 
-# The operations of a rehearsal's prefix: run on placeholders, and noted as steps of the recipe.
+# The operations of a rehearsal's prefix: run on placeholders, and recorded as steps of the recipe.
 
 
 class Operations:
@@ -127,7 +127,7 @@ class Operations:
         kind = kind_of(name, bool(arguments), result)
         if kind is Kind.FORM:
             return result
-        # a kernel that may draw does not where the edge's plan has seen no numbers drawn, or that had refused
+        # a kernel that may draw does not draw if the edge's plan has seen no random numbers, or it would have refused
         if kind is Kind.VALUE or self.runner.reshaped:
             raise self.notes.refusal(f"{name} cannot run behind the branch cut")
         try:
@@ -150,7 +150,7 @@ class Operations:
             return self.runner.run(func, args, kwargs)
         if self.inside or self.notes.done:
             return self.runner.run(func, args, kwargs)
-        # no torch function of the model's Python stands for it
+        # it is not called by a torch function of the model's Python
         arguments = arguments_of(args, kwargs)
         frame = self.notes.frame
         place = Place(frame.path, frame.number, frame.index)
@@ -190,7 +190,7 @@ class Operations:
         if results and all(source is None for source in sources) and not taints:
             self.notes.steps.append(Run(name, self.notes.frame.path, below))
             return result
-        # constants that it spreads or cuts like the others: views of what it is given
+        # constants that it spreads or cuts like the others: views of its arguments
         sources = [
             self.claims.alias(tensor, arguments) if source is None else source
             for source, tensor in zip(sources, results, strict=True)
@@ -229,7 +229,7 @@ class Operations:
         return self.placed(source, arguments)
 
     def placed(self, source: Source, arguments: list[torch.Tensor]) -> torch.Tensor:
-        self.muted = True  # taking a view is no kernel of the model's
+        self.muted = True  # taking a view is not a kernel of the model
         try:
             return (
                 self.placing.hole(source.form) if isinstance(source, Hole) else self.placing.tensor(source, arguments)
@@ -363,7 +363,7 @@ class Rehearsal:
         except IsthmusError as error:
             self.notes.failed(error)
         except Exception as error:
-            # before the cut the model takes these inputs or not; after it, placeholders may be what it does not take
+            # before the cut the model accepts these inputs or not; after it, placeholders may be unacceptable
             if not self.notes.done:
                 raise self.notes.refusal(
                     f"on placeholders the model raises {type(error).__name__}: {error!s:.200}"
@@ -403,7 +403,7 @@ class Rehearsal:
         number = self.counts[info.path] = self.counts.get(info.path, 0) + 1
         self.notes.frame.has_child = True
         self.notes.digest.call(info.path, number)
-        with torch._C.DisableTorchFunction():  # our own look at tensors is no operation of the model's
+        with torch._C.DisableTorchFunction():  # our own reads of tensors are not operations of the model
             arguments = list(tensors_in((args, kwargs)))
             tainted = any(map(self.placing.is_tainted, arguments))
         frame = Frame(info.path, number, len(self.notes.steps))
@@ -438,7 +438,7 @@ class Rehearsal:
         if frame.later and runs_later(self.notes.steps[frame.start :]):
             skipped = skipped or self._run_through(frame, module, output)
         if not skipped and len(self.notes.steps) == frame.start + 1:
-            self.notes.steps.pop()  # nothing in it hangs on the inputs: it runs, and nobody has to know
+            self.notes.steps.pop()  # nothing in it depends on the inputs: it runs, and need not be recorded
         if not frame.has_child:
             self.layers += 1
         if self.layers > self.crossing.layer_id and call_name(frame.path, frame.number) == self.crossing.layer_name:

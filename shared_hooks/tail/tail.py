@@ -167,7 +167,7 @@ class TailSession(Session):
         self.counts = dict(self.recipe.counts)
         self.leave(only_on_top=True)
         generators.at_cut(self.crossing.generators, self.generators)
-        token = running.set(None)  # a hook that runs the model is no part of this forward
+        token = running.set(None)  # a hook that runs the model is outside of this forward
         try:
             self.lifecycle.emit(Stage.AFTER_INJECT, split=self.crossing.layer_name)
             self.lifecycle.emit(Stage.BEFORE_TAIL, split=self.crossing.layer_name)
@@ -329,7 +329,7 @@ class TailSession(Session):
         self, name: str, arguments: list[torch.Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         step = self.next_step()
-        # Python asks a subclass first, so that `constant < placeholder` arrives as `placeholder > constant`
+        # Python calls a subclass first, so that `constant < placeholder` arrives as `placeholder > constant`
         matches = isinstance(step, _OPERATIONS) and step.name in (name, REFLECTED.get(name))
         matches = matches and not getattr(step, "below", False)
         if not any(map(self.placing.is_tainted, arguments)):

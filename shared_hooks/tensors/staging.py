@@ -21,7 +21,7 @@ from shared_hooks import devices
 from shared_hooks.tensors.trees import classes_of, flatten, is_namedtuple, unflatten
 from shared_hooks.tensors.views import View
 
-# Planning and verifying run the model for themselves: on copies of the inputs, and with its buffers put back.
+# Planning and verifying run the model for themselves: on copies of the inputs, and with its buffers restored.
 
 
 ALIGN: Final = 64
@@ -114,7 +114,7 @@ class Buffers:
                     buffer.copy_(before)
 
 
-# Are two nested values the same, bit for bit?
+# Whether two nested values are the same, bit for bit.
 
 
 def identical(a: Any, b: Any) -> bool:

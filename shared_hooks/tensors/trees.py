@@ -61,7 +61,7 @@ def dtype_named(name: Any) -> torch.dtype:
     return DTYPES[name]
 
 
-# what memory of any content is a valid tensor of, which quantised types are not
+# dtypes for which any bytes are a valid tensor, which excludes quantised types
 PLAIN = frozenset(
     value
     for name, value in DTYPES.items()
@@ -136,7 +136,7 @@ def flatten(value: Any, *, plain: bool = False) -> tuple[Structure, list[torch.T
     return _down(value, 0, plain, tensors, {}), tensors
 
 
-# what torch.nn.Buffer puts on a tensor
+# set by torch.nn.Buffer on a tensor
 _OWN_ATTRIBUTES = frozenset({"_is_buffer", "persistent"})
 
 
@@ -218,7 +218,7 @@ def leaves_of(value: Any) -> list[torch.Tensor]:
 
 
 def _dict_like(kind: type) -> bool:
-    # transformers' BatchEncoding is a UserDict, defaultdict and friends behave as dictionaries when read
+    # transformers' BatchEncoding is a UserDict; defaultdict and similar classes behave as dictionaries when read
     return vars(kind).get("__init__") is None or kind.__module__ == "collections"
 
 
@@ -336,7 +336,7 @@ def _flags(cls: Any, number: int) -> Any:
 
 
 def _filled(cls: type, entries: dict[str, Any]) -> Any:
-    # as it was, and not as its __init__ and __post_init__ would make it a second time
+    # with its attributes, without running its __init__ and __post_init__ a second time
     made: Any = object.__new__(cls)
     for name, value in entries.items():
         if name.startswith("__"):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 # Sets of storage elements as runs without a gap: two rows of numbers, where each run starts and stops.
 #
-# For what boxes of one grid cannot say. Runs are sorted, disjoint, and do not touch.
+# For sets that boxes of one grid cannot express. Runs are sorted, disjoint, and do not touch.
 
 
 Runs = NDArray[np.int64]
@@ -98,7 +98,7 @@ def difference(a: Runs, b: Runs) -> Runs:
 #
 # A *grid* is a tuple of strides, falling, each a multiple of the next, the last one 1: the digits of an address. A
 # *box* is a range (start, stop) for every digit. A view whose strides fit the grid is one box, or a few where it runs
-# over the edge of a row. All functions here are exact; None says that something cannot be expressed in this way.
+# over the edge of a row. All functions here are exact; None means that something cannot be expressed in this way.
 
 
 Grid = tuple[int, ...]
@@ -282,7 +282,7 @@ MAX_RUNS = 4096
 MAX_BOXES = 64
 
 
-# what a named tuple's own constructor calls, without the call around it: recording makes some for every kernel
+# called by a named tuple's own constructor, here directly: recording makes some for every kernel
 _new_view: Any = tuple.__new__
 
 

@@ -100,6 +100,6 @@ def find_meters(root: Path = Path("/"), machine: Machine | None = None) -> Meter
             absent.append((name, str(error)))
         except MeterUnavailable as error:
             missing.append((name, str(error)))
-        except Exception as error:  # a backend that breaks costs its own meters and nothing else
+        except Exception as error:  # a broken backend costs its own meters and nothing else
             missing.append((name, f"{type(error).__name__}: {error}"[:200]))
     return Meters(tuple(found), tuple(missing), tuple(absent))

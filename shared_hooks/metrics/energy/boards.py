@@ -20,11 +20,9 @@ from shared_hooks.metrics.energy.meter import Absent, Gpu, Integrated, Machine, 
 #
 # Each zone ``intel-rapl:N`` counts microjoules in ``energy_uj`` up to ``max_energy_range_uj``, then starts again at 0
 # (Linux, Documentation/power/powercap/powercap.rst). A package's sub-zones ``core`` and ``uncore`` are parts of it;
-# ``dram`` is not: it counts the memory beside it. ``psys`` holds everything, packages included, where the maker wired
-# it.
-# ``intel-rapl-mmio`` counts the same packages a second time and is left out. AMD's zones carry Intel's name. Since
-# Linux
-# 5.10 only root may read the counters.
+# ``dram`` is not: it counts the memory beside it. ``psys`` covers everything, packages included, where the board
+# wires it. ``intel-rapl-mmio`` counts the same packages a second time and is left out. AMD's zones carry Intel's
+# name. Since Linux 5.10 only root may read the counters.
 
 POWERCAP = "sys/class/powercap"
 
@@ -76,10 +74,10 @@ def find_rapl(machine: Machine) -> list[Meter]:
 
 # The power chip of the Raspberry Pi 5 and similar ones, by ``vcgencmd pmic_read_adc``.
 #
-# It prints a line for each rail's current, ``VDD_CORE_A current(7)=1.42880000A``, and one for its voltage, ``VDD_CORE_V
-# volt(15)=0.90659250V``. Rails with both are multiplied and added up. That is what the chip's own rails deliver: the
-# losses of its converters, and what hangs on the 5 V input directly (USB, fan, HATs), are not in it, since the input's
-# current is not measured. Older boards answer "Command not registered".
+# It prints a line for each rail's current, ``VDD_CORE_A current(7)=1.42880000A``, and one for its voltage,
+# ``VDD_CORE_V volt(15)=0.90659250V``. Rails with both are multiplied and added up. That is the output of the chip's
+# own rails: the losses of its converters, and devices on the 5 V input (USB, fan, HATs), are not in it, since the
+# input's current is not measured. Older boards answer "Command not registered".
 
 RAIL_LINE = re.compile(r"^\s*(\w+)_([AV])\s+(?:current|volt)\(\d+\)=([0-9]+(?:\.[0-9]+)?)[AV]\s*$", re.MULTILINE)
 VCGENCMD_PERIOD_S = 0.25
@@ -167,7 +165,7 @@ def find_ina3221(machine: Machine) -> list[Meter]:
                 period_s=INA3221_PERIOD_S,
                 now=machine.now,
             )
-            meter.read()  # raises here and now where a file cannot be read
+            meter.read()  # raises here where a file cannot be read
             return [meter]
     raise MeterUnavailable(f"no rail known to supply the board among {', '.join(sorted(rails))}")
 
@@ -209,7 +207,7 @@ def _product(machine: Machine, millivolts: Path, milliamperes: Path) -> Watts:
     return lambda: machine.number(millivolts) * machine.number(milliamperes) / 1e6
 
 
-# GPUs that only the zeus library knows (AMD's, by amdsmi), where it is installed: ``pip install "isthmus[zeus]"``.
+# GPUs that only the zeus library supports (AMD's, by amdsmi), where it is installed: ``pip install "isthmus[zeus]"``.
 #
 # ``zeus.device.get_gpus()`` gives the GPUs that this process may use, in torch's order;
 # ``get_total_energy_consumption(index)`` is in millijoules.
@@ -316,7 +314,7 @@ def load(machine: Machine) -> Any:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        # no NVIDIA driver means no NVIDIA GPU that could run anything
+        # no NVIDIA driver means no usable NVIDIA GPU
         absent = error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
         raise (Absent if absent else MeterUnavailable)(str(error)) from error
     return nvml

@@ -166,7 +166,7 @@ def write(model: nn.Module, held_out: Sequence[DigitImage], folder: Path) -> Non
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     weights = folder / "weights.safetensors"
     save_file(state, weights, metadata={"made_by": "shared_hooks.models.digits.train"})
-    weights.chmod(0o644)  # safetensors leaves it to the owner alone, and an installed package is for everyone
+    weights.chmod(0o644)  # safetensors makes it readable by its owner only, and an installed package is for everyone
     for image in held_out[:SHIPPED_IMAGES]:
         Image.fromarray(image.pixels).save(folder / "images" / image.file_name, optimize=True)
 

@@ -146,7 +146,7 @@ def _finite_on_cpu(x: torch.Tensor, bins: int) -> torch.Tensor | None:
         return None
     mean = x.mean()
     std = torch.linalg.vector_norm(x - mean).item() / math.sqrt(x.numel() - 1) if x.numel() > 1 else 0.0
-    if not math.isfinite(std) or (std < TINY and most > least):  # the squares were no numbers of this width
+    if not math.isfinite(std) or (std < TINY and most > least):  # the squares overflowed or vanished in this dtype
         return None
     array = x.numpy()
     edges = np.linspace(least, most, bins + 1, dtype=array.dtype)
@@ -166,12 +166,12 @@ def histogram(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, bins: int)
     """
     width = torch.where(high > low, high - low, 1)
     place = ((x - low) / width * bins).clamp(0, bins - 1)
-    # what is no number goes to a bin of its own, which is left out
+    # NaN goes to a bin of its own, which is left out
     place = torch.where(torch.isnan(x), bins, torch.nan_to_num(place)).long()
     return torch.zeros(bins + 1, dtype=torch.int64, device=x.device).scatter_add_(0, place, torch.ones_like(place))[:-1]
 
 
-# `Custom`: your own function looks at modules. It gets copies, and cannot hurt by raising, blocking or returning.
+# `Custom`: calls your own function for modules. It gets copies, and cannot do harm by raising, blocking or returning.
 
 
 Function = Callable[[nn.Module, tuple[Any, ...], Any, str], Any]
@@ -294,12 +294,11 @@ def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         del job
 
 
-# `GradientStats`: what comes back through each module in training. For models of this process that run with
-# gradients.
+# `GradientStats`: the gradients of each module in training. For models of this process that run with gradients.
 #
 # By default the gradients by a module's outputs, taken by hooks on the output tensors, which no model notices.
-# PyTorch's full backward hooks give those by its inputs, too, but hand the model's own code views of its values: one
-# that changes such a value in place (``nn.ReLU(inplace=True)``, ``x += y``) then fails. So they are an option.
+# PyTorch's full backward hooks give those by its inputs, too, but pass views of its values to the model's own code:
+# code that changes such a value in place (``nn.ReLU(inplace=True)``, ``x += y``) then fails. So they are an option.
 
 
 Side = Literal["input", "output"]
@@ -400,7 +399,7 @@ class GradientStats(Observer):
             self.failed(error, name)
 
     def forward_done(self, records: list[Any], step: int) -> None:
-        # a handle holds its tensor's hooks weakly: what has gone needs no removal
+        # a handle holds its tensor's hooks weakly: dead ones need no removal
         self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
 
     @property

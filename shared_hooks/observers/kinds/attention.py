@@ -115,7 +115,7 @@ class AttentionCapture(Observer):
         if isinstance(module, nn.TransformerEncoderLayer):
             self._called().discard(module.self_attn)
             return None
-        # PyTorch's fused kernels step aside for a function mode: where they may run there must be none
+        # PyTorch does not use its fused kernels under a function mode: where they may run there must be none
         if any(isinstance(inner, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for inner in module.modules()):
             return None
         return _Inside(self, call, name, step, add)
@@ -178,7 +178,7 @@ class AttentionCapture(Observer):
         if not any(note.startswith(why) for note in self.notes):
             self.notes = (*self.notes, f"{why} (first: {name}): {RECOMPUTED}; the output stays the kernel's")
 
-    # -- kernels out of sight -----------------------------------------------------------------------------------
+    # -- fused kernels ------------------------------------------------------------------------------------------
 
     def _ask_for_eager(self, root: nn.Module, owner: Any) -> None:
         now = getattr(getattr(root, "config", None), "_attn_implementation", None)
@@ -299,7 +299,7 @@ def _of_encoder_layer(layer: nn.TransformerEncoderLayer, args: tuple[Any, ...], 
     given.apply_defaults()
     src = given.arguments["src"]
     padding = given.arguments["src_key_padding_mask"]
-    if src.is_nested:  # what nn.TransformerEncoder makes of padding
+    if src.is_nested:  # how nn.TransformerEncoder represents padding
         lengths = torch.tensor([len(row) for row in src.unbind()], device=src.device)
         src = src.to_padded_tensor(0.0)
         padding = torch.arange(src.shape[1], device=src.device) >= lengths[:, None]
@@ -327,7 +327,7 @@ def attention_modules(model: nn.Module) -> dict[nn.Module, str]:
     return found
 
 
-# Attention weights as a picture: queries downwards, keys to the right, the brighter the more.
+# Attention weights as a picture: queries downwards, keys to the right, larger weights brighter.
 
 
 STOPS: Final = np.array([[0, 0, 0], [120, 28, 109], [237, 105, 37], [252, 255, 164]], dtype=np.float64)

@@ -148,7 +148,7 @@ def _on_cpu(
     return held, growth, Reading.estimated(ends, f"at least: {CPU} before or after")
 
 
-# `NonFiniteGuard`: where NaN and Inf first appear, and what to do then.
+# `NonFiniteGuard`: finds where NaN and Inf first appear, and acts on it.
 
 
 log = logging.getLogger(__name__)
@@ -255,9 +255,9 @@ def count(tensor: torch.Tensor) -> torch.Tensor:
     """Return [NaN, Inf, flat index of the first], int64, on the tensor's device. A complex element counts once."""
     x = tensor.detach()
     if x.dtype.itemsize == 1:
-        x = x.float()  # nothing adds up numbers of eight bits
-    # on the CPU the usual case, nothing there, is seen faster: sums of finite numbers of one sign may overflow, so it
-    # is only a sieve
+        x = x.float()  # eight-bit numbers cannot be summed
+    # on the CPU the common case, all finite, is checked faster: sums of finite numbers may overflow, so it is only a
+    # sieve
     if x.device.type == "cpu" and bool(torch.isfinite(x.sum())):
         return torch.zeros(3, dtype=torch.int64)
     nan = torch.isnan(x)
