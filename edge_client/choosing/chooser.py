@@ -28,8 +28,8 @@ from shared_hooks.tensors import dtype_name
 
 # `Belief`: the link as estimated by a client that stays at one cut.
 #
-# There requests have nearly the same size, so their times do not distinguish a slow link from a long one: bandwidth
-# and round trip are distinguished by probes alone. Every request takes about a constant time beyond a probe's prediction
+# There requests have nearly the same size, so their times do not separate a slow link from a long one: bandwidth and
+# round trip are distinguished by probes alone. Every request takes about a constant time beyond a probe's prediction
 # (threads, a busy machine); that is tracked, and where it suddenly changes the link is probed again. Pure: the time
 # is passed in.
 
