@@ -39,7 +39,7 @@ def check_network(listen: str, *, tokens: bool, what: str = "listen") -> None:
     raise SpecError(
         f"{what}: {listen} is open to other machines in the clear: whoever is on the way can read and change what "
         f"crosses{also}. Give a certificate and a key ([tls], or --cert and --key; `make certs` makes some for "
-        "trying), listen on 127.0.0.1 behind a tunnel, or say --insecure if everybody on that network is trusted"
+        "trying), listen on 127.0.0.1 behind a tunnel, or give --insecure if every machine on that network is trusted"
     )
 
 
@@ -59,7 +59,9 @@ TRIALS = ("auto", "always", "never")
 class AccessOptions:
     """Options about access."""
 
-    identities: Path | None = option(None, "FILE", "let in only who is in it, and as it says", parse=Path)
+    identities: Path | None = option(
+        None, "FILE", "admit only the identities in it, with their permissions", parse=Path
+    )
     insecure: bool = option(False, help="let other machines connect in the clear", key=bool)
     reflection: bool = option(False, help="describe the services to any client (grpcurl)", key=bool)
 
@@ -127,7 +129,7 @@ def parser() -> Parser:
         prog="cloud-server",
         description="Serves the tails of models to edge clients; by default of the shipped model `digits`.",
         epilog="Exit status: 0 drained, 1 failed, 2 wrong command line or file, 3 ended before all was answered, "
-        "130 Ctrl-C during start-up. `cloud-server token NAME` makes a token for a client; `cloud-server doctor` says "
+        "130 Ctrl-C during start-up. `cloud-server token NAME` makes a token for a client; `cloud-server doctor` reports "
         "what is wrong.",
     )
     made.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="what to serve, and limits")
@@ -173,7 +175,7 @@ def doctor() -> Parser:
     """Return the argument parser of ``cloud-server doctor``, which takes the same arguments."""
     made = parser()
     made.prog = "cloud-server doctor"
-    made.description = "Looks at a configuration and this machine as a server would find them, and says what to mend."
+    made.description = "Looks at a configuration and this machine as a server would find them, and reports what to fix."
     made.epilog = "Exit status: 0 nothing is wrong, 1 something is, 2 wrong command line."
     made.set_defaults(log_level="error")  # findings are printed by the command itself
     made.add_argument("--json", action="store_true", help="the findings as JSON")
@@ -188,7 +190,7 @@ def token() -> Parser:
         "edge (edge-client --token-file); its entry for the server's file of identities goes to standard output: "
         "cloud-server token edge-1 >> identities.toml",
     )
-    made.add_argument("identity", metavar="NAME", help="whom it proves, such as edge-1")
+    made.add_argument("identity", metavar="NAME", help="the identity that it authenticates, such as edge-1")
     made.add_argument(
         "--output", type=Path, metavar="FILE", help="for the token (default: NAME.token); never overwritten"
     )
@@ -202,7 +204,9 @@ def _add_access(made: argparse.ArgumentParser) -> None:
         "--cert", type=Path, metavar="FILE", help="the server's certificate, PEM: clients connect by TLS"
     )
     access.add_argument("--key", type=Path, metavar="FILE", help="its private key")
-    access.add_argument("--client-ca", type=Path, metavar="FILE", help="let in only who has a certificate signed by it")
+    access.add_argument(
+        "--client-ca", type=Path, metavar="FILE", help="admit only clients with a certificate signed by it"
+    )
     add_options(access, AccessOptions, unset=True)
 
 

@@ -217,7 +217,7 @@ class Step:
         if decoding.close and (decoding.fork_of or frame.header or frame.payload_bytes):
             raise BadFrame("a decoding session is closed by a request without a header, a payload or a fork")
         if not (frame.header or decoding.close):
-            raise BadFrame("a step of a decoding session without a header says nothing")
+            raise BadFrame("a step of a decoding session has no header")
         if decoding.fork_of and frame.step:
             raise BadFrame(f"step {frame.step} of a decoding session; only step 0 opens it as a copy")
         fork = decoding.fork_of, decoding.fork_step

@@ -83,7 +83,7 @@ def _identities(config: ServerConfig) -> Iterator[Finding]:
             who = "whoever has a certificate of the client ca" if certified else "everybody on this machine"
             yield ok("identities", f"no file: {who} may do everything")
         else:
-            yield warning("identities", "no file: everybody who reaches the port may do everything", "--identities")
+            yield warning("identities", "no file: every client that reaches the port may do everything", "--identities")
         return
     found, now = read_identities(path), time.time()
     if path.stat().st_mode & stat.S_IWOTH:
@@ -97,7 +97,7 @@ def _identities(config: ServerConfig) -> Iterator[Finding]:
     many = "y" if len(found.policies) == 1 else "ies"
     says = f"{path}: {len(found.policies)} identit{many}, {usable} of {len(found.tokens)} tokens hold"
     if not found.policies:
-        yield wrong("identities", f"{says}: nobody is let in", f"cloud-server token NAME >> {path}")
+        yield wrong("identities", f"{says}: no client is admitted", f"cloud-server token NAME >> {path}")
     else:
         yield ok("identities", says)
 
@@ -111,7 +111,11 @@ def _port(about: str, address: str) -> Iterator[Finding]:
             yield ok(about, f"{address} is free")
     except OSError as error:
         if error.errno is not None and "in use" in (error.strerror or ""):
-            yield warning(about, f"{address} is in use", "fine if this server runs; else stop who has it (ss -ltnp)")
+            yield warning(
+                about,
+                f"{address} is in use",
+                "fine if this server runs; otherwise stop the process that has it (ss -ltnp)",
+            )
         else:
             mend = "an address of this machine, and a port above 1023"
             yield wrong(about, f"{address} cannot be used: {error.strerror or error}", mend)

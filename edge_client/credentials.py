@@ -82,7 +82,7 @@ class Credentials:
             raise _wrong(
                 f"the token would travel to {server} in the clear, where whoever reads it can use it: connect by TLS "
                 f"({either('--tls, or --ca FILE', 'tls=True, or ca=FILE')}), or say "
-                f"{either('--insecure', 'insecure=True')} if everybody on that network is trusted"
+                f"{either('--insecure', 'insecure=True')} if every machine on that network is trusted"
             )
 
 

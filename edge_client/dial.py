@@ -123,11 +123,11 @@ def _encrypted(address: tuple[str, int], server: str, name: str, credentials: Cr
             return _after_ours(connection, server, credentials)
     except ssl.SSLCertVerificationError as error:
         text = _THEIRS.get(error.verify_code) or f"its certificate does not hold: {error.verify_message}"
-        return NotAuthenticated(f"{server} did not prove who it is: {text}")
+        return NotAuthenticated(f"{server} did not authenticate itself: {text}")
     except ssl.SSLEOFError:
         return _closed(server, credentials)
     except ssl.SSLError as error:
-        return _alert(error, server) or Disagreement(f"{server} does not speak TLS, and this side was asked to")
+        return _alert(error, server) or Disagreement(f"{server} does not speak TLS, which this side requires")
 
 
 def _after_ours(connection: ssl.SSLSocket, server: str, credentials: Credentials) -> NotAuthenticated | None:

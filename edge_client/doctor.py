@@ -100,7 +100,7 @@ def _tcp(server: str, _: Credentials) -> Iterator[Finding]:
         with socket.create_connection(_host(server), timeout=SECONDS):
             yield ok("tcp", f"connected in {1e3 * (time.perf_counter() - began):.1f} ms")
     except ConnectionRefusedError:
-        yield wrong("tcp", f"{server}: nobody listens there", "start cloud-server, or give its port")
+        yield wrong("tcp", f"{server}: no process listens there", "start cloud-server, or give its port")
     except TimeoutError:
         yield wrong("tcp", f"{server}: no answer in {SECONDS:g} s", "a firewall, or a machine that is off")
     except OSError as error:
@@ -276,7 +276,7 @@ def along(servers: Sequence[str], credentials: Credentials, choice: ModelChoice)
             client.infer(*call.args, **call.kwargs, split=cuts)
             answer = client.infer(*call.args, **call.kwargs, split=cuts)
         except CutRefused as error:
-            yield warning("chain", f"{where}: {error}", "edge-client verify --server A,B says which cuts can be")
+            yield warning("chain", f"{where}: {error}", "edge-client verify --server A,B lists the possible cuts")
             return
         except IsthmusError as error:
             yield wrong("chain", f"{where}: {type(error).__name__}: {error}", _mend_chain(error))

@@ -259,7 +259,9 @@ class Heads:
             except (OSError, ValueError) as error:
                 raise InputMismatch(f"{file} cannot be read: {error}") from error
         if self._pictures is None:
-            raise InputMismatch(f"{file}: {self.model} says nothing about pictures that can be done without its code")
+            raise InputMismatch(
+                f"{file}: {self.model} has no preprocessing of pictures that is possible without its code"
+            )
         return (_as_array(file, self._pictures),)
 
     def of_frame(self, frame: Frame) -> tuple[Array, ...]:
@@ -267,7 +269,7 @@ class Heads:
         from PIL import Image
 
         if self._pictures is None:
-            raise InputMismatch(f"{frame.id.name}: {self.model} says nothing about pictures")
+            raise InputMismatch(f"{frame.id.name}: {self.model} has no preprocessing of pictures")
         held = io.BytesIO()
         Image.fromarray(frame.pixels).save(held, "PNG", compress_level=0)
         return (_pixels(held.getvalue(), frame.id.name, self._pictures),)

@@ -147,7 +147,7 @@ class _Stream:
             raise RemoteError(f"{self._server} received {reply.received_bytes} of a probe's {nbytes} bytes")
         if reply.server_ns > ended - began:
             raise RemoteError(
-                f"{self._server} says that it spent {reply.server_ns} ns on a probe of {ended - began} ns"
+                f"{self._server} reports that it spent {reply.server_ns} ns on a probe of {ended - began} ns"
             )
         load = Load(reply.load.pending, reply.load.workers, reply.load.queue_ns)
         return Round(nbytes, answer_bytes, ended - began, reply.server_ns, reply.receive_ns, last_ns - first_ns, load)

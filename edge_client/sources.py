@@ -621,7 +621,7 @@ def camera(
         raise SpecError(f"timeout={timeout}: must be more than 0 seconds")
     if "://" in text:
         if size or rate or pixel_format:
-            raise SpecError(f"{without_password(text)}: size, rate and pixel format can be asked of a device only")
+            raise SpecError(f"{without_password(text)}: size, rate and pixel format can be set for a device only")
         _check_address(text)
     else:
         _check_device(text)

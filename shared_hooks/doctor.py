@@ -140,13 +140,15 @@ def pair(about: str, certificate: Path, key: Path, *, server: bool) -> Iterator[
     try:
         chain = x509.load_pem_x509_certificates(certificate.read_bytes())
     except ValueError as error:
-        yield wrong(about, f"{certificate}: no PEM certificate: {error}", "make certs, or ask who signs yours")
+        yield wrong(
+            about, f"{certificate}: no PEM certificate: {error}", "make certs, or ask your certificate authority"
+        )
         return
     try:
         private = serialization.load_pem_private_key(key.read_bytes(), None)
     except TypeError:
         yield wrong(
-            about, f"{key}: has a password, which nobody types when a server starts", "take it off (openssl pkey)"
+            about, f"{key}: has a password, which cannot be typed when a server starts", "take it off (openssl pkey)"
         )
         return
     except ValueError as error:
@@ -324,7 +326,9 @@ def sensors() -> Iterator[Finding]:
     for meter in meters.found:
         yield ok("energy", f"{meter.name} ({meter.scope}) can be read")
     for name, why in meters.missing:
-        yield warning("energy", f"{name}: {why}", "docs/energy.md says what each needs; energy is then unavailable")
+        yield warning(
+            "energy", f"{name}: {why}", "docs/energy.md lists their requirements; without one, energy is unavailable"
+        )
     if not meters.found and not meters.missing:
         names = ", ".join(name for name, _ in meters.absent)
         yield ok("energy", f"this machine has no sensor that is known here ({names}); energy is unavailable")
@@ -353,7 +357,9 @@ def clock() -> Iterator[Finding]:
     except (OSError, AttributeError):
         state = -1
     if state == TIME_ERROR:
-        yield warning("clock", f"{now}; the kernel says that nothing sets it", "start chrony or systemd-timesyncd")
+        yield warning(
+            "clock", f"{now}; the kernel reports that it is not synchronised", "start chrony or systemd-timesyncd"
+        )
     else:
         yield ok("clock", now if state < 0 else f"{now}, set by the network")
 

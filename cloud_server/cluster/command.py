@@ -118,7 +118,7 @@ def _settle(config: ServerConfig, *, alone: bool) -> None:
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled" and not config.insecure:
         raise SpecError(
             "RAY_AUTH_MODE=disabled: whoever reaches a port of Ray's runs code here. Leave it out (Ray then asks for a "
-            "token), or say --insecure if everybody on that network is trusted"
+            "token), or give --insecure if every machine on that network is trusted"
         )
     # Ray Serve's own log is in files (/tmp/ray/session_latest/logs/serve); ours stays on standard error.
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")

@@ -116,7 +116,7 @@ def refused(config: ServerConfig) -> Iterator[str]:
     if config.scale.fronts > 1 and config.listen.endswith(":0"):
         yield "listen: several fronts share one port, so port 0 (any free one) cannot be had"
     if config.metrics.endswith(":0") and config.scale.fronts > 1:
-        yield "metrics: port 0 (any free one) cannot be found by who scrapes several fronts"
+        yield "metrics: port 0 (any free one) cannot be found by a scraper of several fronts"
     if config.identities is not None and len(config.models) > 1:
         yield from (
             f"identities: {name} has {bound}, and {several(config)}" for name, bound in bounds(config.identities)

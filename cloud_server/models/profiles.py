@@ -190,11 +190,11 @@ class Profiles:
         left, held = threading.Event(), queue.SimpleQueue[Leave]()
         while not self._over.wait(WAIT_SECONDS):
             if not wanted():
-                raise Cancelled("nobody waits for this profile any more")
+                raise Cancelled("this profile is no longer waited for")
             yield _progress(0, 0, "waiting for another profile")
         while time.monotonic() < self._rests_until:
             if not wanted():
-                raise Cancelled("nobody waits for this profile any more")
+                raise Cancelled("this profile is no longer waited for")
             yield _progress(0, 0, "waiting: requests have their turn after a profile")
             time.sleep(max(0.0, min(WAIT_SECONDS, self._rests_until - time.monotonic())))
 
@@ -206,7 +206,7 @@ class Profiles:
             if engine.profile_gives_way:
                 self._workers.let_others_go_first(payer)
             if left.is_set():
-                raise Cancelled("nobody waits for this profile any more")
+                raise Cancelled("this profile is no longer waited for")
             if (done, total, what) != said:
                 said = done, total, what
                 news.put(_progress(done, total, what))
@@ -244,7 +244,7 @@ class Profiles:
                     item = news.get(timeout=WAIT_SECONDS)
                 except queue.Empty:
                     if not wanted():
-                        raise Cancelled("nobody waits for this profile any more") from None
+                        raise Cancelled("this profile is no longer waited for") from None
                     continue
                 if isinstance(item, IsthmusError):
                     raise item

@@ -68,7 +68,7 @@ class Crew:
         with self._changed:
             self._changed.wait_for(lambda: self._refused or self._failures or len(self._idle) == self._count)
             if self._refused is None and self._failures:
-                self._refused = WorkerLost("a worker ended while it loaded the models; the log says how")
+                self._refused = WorkerLost("a worker ended while it loaded the models; see the log")
             if self._refused is not None:
                 raise self._refused
             return self.identities
@@ -225,7 +225,7 @@ class Crew:
                 raise Disagreement(text)
         except (Lost, TimeoutError):
             if not worker.buried(1.0):  # otherwise it has ended by itself, and its status has the reason
-                worker.kill("said nothing that makes sense, and was ended")
+                worker.kill("sent a malformed message, and was ended")
             return
         except IsthmusError as error:
             log.critical("%s cannot start: %s: %s", worker, type(error).__name__, error)

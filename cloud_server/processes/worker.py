@@ -364,7 +364,7 @@ class Worker:
             self._say({"is": "progress", "done": done, "total": total, "what": what})
             answer, _ = self._channel.receive()
             if answer["do"] != "go on":
-                raise Cancelled("nobody waits for this profile any more")
+                raise Cancelled("this profile is no longer waited for")
 
         made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress, head["codecs"])
         return json.dumps(made, allow_nan=False).encode()

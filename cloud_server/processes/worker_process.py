@@ -253,7 +253,7 @@ class WorkerProcess:
             else tuple(self._view(at, nbytes, blocks) for at, nbytes in head["places"])
         )
         if sum(buffer.nbytes for buffer in buffers) != reply.payload_bytes:
-            raise ValueError("an answer of another size than its header says")
+            raise ValueError("the size of an answer differs from its header")
         cut = (str(head["cut"]), parts[1]) if head["cut"] else None
         made = Computed(reply, buffers, int(head["session_bytes"]), bool(head["is_done"]), cut)
         return replace(made, rest=_no_rest) if head["rest"] else made
@@ -263,7 +263,7 @@ class WorkerProcess:
             begin = at - self._memory.mapping.offset(block) if block.nbytes else -1
             if begin >= 0 and begin + nbytes <= block.nbytes:
                 return block[begin : begin + nbytes]
-        raise ValueError("an answer that lies in nobody's memory")
+        raise ValueError("an answer outside of the shared memory")
 
     # Called by the watching pool
 

@@ -248,7 +248,7 @@ class Uploads:
         if not headed.header.HasField("area_offset"):
             return None
         if self._area is None or headed.pieces:
-            raise BadFrame("a payload is said to lie in an area, and there is none, or it came with the header, too")
+            raise BadFrame("a payload refers to an area, and there is none, or it was sent with the header, too")
         return self._area
 
     def _forget_ended(self) -> None:
@@ -527,7 +527,7 @@ class StreamSession:
             self.broke(error)
             return False
         except Exception as error:
-            failure = IsthmusError("the server failed while it handled a frame; its log says how")
+            failure = IsthmusError("the server failed while it handled a frame; see its log")
             failure.__cause__ = error
             self.broke(failure)
             return False

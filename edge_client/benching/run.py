@@ -168,8 +168,8 @@ class Terms(BenchOptions):
             )
         if self.deadline > self.give_up:
             raise SpecError(
-                f"{option('deadline', self.deadline)}: after {option('give_up', self.give_up)}, when nobody waits any "
-                "more"
+                f"{option('deadline', self.deadline)}: after {option('give_up', self.give_up)}, when the clients have "
+                "left"
             )
         _ = self.cuts, self.rates, self.times
 

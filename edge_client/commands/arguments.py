@@ -195,9 +195,11 @@ def add_run(commands: Commands, model: Parser) -> None:
         metavar="N",
         help="of a camera: frames that wait; the oldest is dropped (default: 2)",
     )
-    run.add_argument("--camera-size", type=pixels, metavar="WxH", help="asked of a device, such as 640x480")
-    run.add_argument("--camera-rate", type=positive_number, metavar="N", help="asked of a device: frames a second")
-    run.add_argument("--camera-format", metavar="NAME", help="asked of a device: its pixel format, such as mjpeg")
+    run.add_argument("--camera-size", type=pixels, metavar="WxH", help="requested from a device, such as 640x480")
+    run.add_argument(
+        "--camera-rate", type=positive_number, metavar="N", help="requested from a device: frames a second"
+    )
+    run.add_argument("--camera-format", metavar="NAME", help="requested from a device: its pixel format, such as mjpeg")
     run.add_argument(
         "--only-head",
         metavar="LAYER_ID|NAME",
@@ -207,7 +209,7 @@ def add_run(commands: Commands, model: Parser) -> None:
     run.add_argument(
         "--output",
         metavar="DIR",
-        help="keep outputs: JSON, large tensors as safetensors, drawn where the spec says how",
+        help="keep outputs: JSON, large tensors as safetensors, drawn where the spec has [draw]",
     )
     run.add_argument(
         "--journal", metavar="FILE", help="keep what became of each input; the same command continues where it stopped"
@@ -285,7 +287,7 @@ def add_generation(commands: Commands, model: Parser) -> tuple[Parser, ...]:
     chat = commands.add_parser(
         "chat",
         parents=[model],
-        help="talk with a language model, split; what was said stays in its state on both sides",
+        help="talk with a language model, split; the conversation stays in its state on both sides",
     )
     chat.add_argument("--system", default="", metavar="TEXT", help="before the first turn, such as a role")
     serve = commands.add_parser(

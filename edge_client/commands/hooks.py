@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
     heard = {one.stage for one in lifecycle.listing()}
     silent = [stage.value for stage in Stage if stage.edge and stage not in heard]
     width = shutil.get_terminal_size().columns
-    print("\n" + textwrap.fill(f"nobody listens at {', '.join(silent)}", width, break_long_words=False))
+    print("\n" + textwrap.fill(f"no process listens at {', '.join(silent)}", width, break_long_words=False))
     if options.json:
         write_json({"hooks": as_dicts(lifecycle)}, options.json, options.stdout)
     return status

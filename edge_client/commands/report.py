@@ -460,7 +460,7 @@ class Report:
         if self.unlike and any(name != EDGE_ONLY for _, name in totals.layers):
             lines.append(
                 f"the last bits are not promised between these machines: {printable('; '.join(self.unlike))} "
-                "(edge-client verify --server tells how far they are apart)"
+                "(edge-client verify --server measures the difference)"
             )
         if totals.transforms:
             names = ", ".join(map(printable, totals.transforms))

@@ -223,7 +223,7 @@ def _written(
 
 WORDS: Final = {
     "/quit": "end; so does the end of the input",
-    "/reset": "start again: nothing was said",
+    "/reset": "start again, with an empty conversation",
     "/stats": "what the turns took",
     "/help": "these words",
 }

@@ -172,7 +172,7 @@ class Conversation:
             raise SpecError("a model that encodes one text and decodes another has no turns: use generate")
         if drafts := [name for name in ("prompt_lookup_num_tokens", "assistant_model") if options.get(name)]:
             raise SpecError(
-                f"{drafts[0]}: transformers would read all that was said again, into a state that has it; "
+                f"{drafts[0]}: transformers would read the whole conversation again, into a state that has it; "
                 "drafts of a chat are made in a block of edge_client.generation.drafting.Drafting"
             )
         self.generator = generator

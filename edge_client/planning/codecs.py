@@ -113,7 +113,7 @@ class LossTable:
             if theirs != ours:
                 raise SpecError(
                     f"{self.origin} is of other {what}: {theirs[:12]}... in the calibration, {ours[:12]}... here; "
-                    "what codecs lose there says nothing of this model: edge-client calibrate makes a new one"
+                    "its losses do not apply to this model: edge-client calibrate makes a new one"
                 )
 
     def as_dict(self) -> dict[str, Any]:

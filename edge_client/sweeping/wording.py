@@ -106,7 +106,7 @@ def explanation(known: Mapping[str, Any]) -> list[str]:
     elif decision["why_not"]:
         lines.append(f"Nothing to decide on: {decision['why_not']}.")
     if prediction is None:
-        lines.append("There is no prediction: it was not asked for, or could not be made.")
+        lines.append("There is no prediction: it was not requested, or could not be made.")
         return lines
     if prediction["why_not"]:
         lines.append(f"The plan decided nothing: {prediction['why_not']}.")

@@ -322,7 +322,7 @@ def _here(subject: Subject, show: bool, names: Sequence[str] | None) -> Checked:
         try:
             loaded.spec.postprocess(wrapped.whole(*loaded.args, **loaded.kwargs))
         except IsthmusError as error:
-            problems.append(f"the output cannot be read as the spec says: {error}")
+            problems.append(f"the output does not fit the spec: {error}")
     first = CheckedCut(-1, "input", "exact" if report.input_exact else "differs", "")
     found = [first]
     parts: list[tuple[Sequence[LayerInfo], Verdict]] = [

@@ -199,7 +199,7 @@ def sized_crossing(shared: str, own: str) -> SizedCrossing:
     sizes: list[Size] = [tuple(one) if isinstance(one, list) else one for one in known["sizes"]]
     found = SizedCrossing.of(values, sizes[:-1])
     if found is None:
-        raise CutRefused("what is said of several sizes differs in more than sizes")
+        raise CutRefused("descriptions of several sizes differ in more than sizes")
     return replace(found, largest=sizes[-1])
 
 
@@ -373,7 +373,7 @@ class Ways:
 
     def _tried(self, joinable: Joinable, last: Cut) -> Way:
         if (proof := last.proof()) is None:
-            raise CutRefused("nobody's requests join there any more")
+            raise CutRefused("requests no longer join there")
         early = joinable.proof.sample(joinable.rows)
         way = Way()
         self.run(way, early, joinable.rows, proof)  # plans, and builds the middle part

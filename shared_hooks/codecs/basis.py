@@ -206,7 +206,7 @@ def _text(tensor: torch.Tensor) -> str:
 def _array(text: Any, dtype: Any, shape: tuple[int, ...]) -> torch.Tensor:
     count = math.prod(shape) * np.dtype(dtype).itemsize
     if not isinstance(text, str) or len(text) != 4 * -(-count // 3):
-        raise BadFrame("malformed basis: it has another size than it says")
+        raise BadFrame("malformed basis: its size differs from its header")
     data = np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)
     return torch.from_numpy(data.reshape(shape).copy())
 

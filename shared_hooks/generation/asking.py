@@ -72,7 +72,7 @@ class CallReport:
                         made.origin = None
                     leaves.append(made)
         except IndexError:
-            raise BadFrame(f"{self.path} is said to give an argument that it is not given") from None
+            raise BadFrame(f"{self.path} is reported to return an argument that it does not have") from None
         return unflatten(self.structure, leaves, find)
 
     def _fresh(self, number: int, source: RemoteTensor) -> RemoteTensor:

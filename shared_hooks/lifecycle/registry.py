@@ -121,7 +121,7 @@ def check_call(hook: Any, call: Handler) -> None:
     """Raise SpecError for what would do nothing, or certainly fail, at its stage."""
     what = f"{name_of(hook)}: {getattr(call, '__qualname__', type(call).__name__)}"
     if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
-        raise SpecError(f"{what} would not run: nobody awaits or iterates; a hook is a plain function")
+        raise SpecError(f"{what} would not run: it is not awaited or iterated; a hook is a plain function")
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):  # something built in

@@ -93,7 +93,7 @@ class Stage(Enum):
     )
     BEFORE_RECONNECT = (
         "before_reconnect",
-        "somebody waits, and there is no stream; back-off",
+        "a caller waits, and there is no stream; back-off",
         "",
         ("address reason waiting"),
     )
@@ -104,7 +104,7 @@ class Stage(Enum):
         ("address resent"),
     )
     AFTER_RUN = "after_run", "the last is answered, or the caller left", "the server no longer listens", "total address"
-    BEFORE_DRAIN = "before_drain", "the server says that it drains", "nothing new is taken from now on", "address"
+    BEFORE_DRAIN = "before_drain", "the server announces that it drains", "nothing new is taken from now on", "address"
     AFTER_DRAIN = "after_drain", "", "all is answered, or the time is up", "answered"
     BEFORE_SHUTDOWN = "before_shutdown", "the client is closed", "streams and threads are ended", ""
     AFTER_SHUTDOWN = "after_shutdown", "threads are ended, the model is as it was", "they have ended", ""

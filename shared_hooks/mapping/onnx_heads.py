@@ -100,7 +100,7 @@ class _Places:
         self._number = {op: number for number, op in enumerate(ops)}
         self._steps = [at for at, step in enumerate(tape.steps) if not step.below]
         if [tape.steps[at].name for at in self._steps[: len(ops)]] != [op.name for op in ops]:
-            raise CutRefused("its head ran other functions than the plan knows, so no graph is made of it")
+            raise CutRefused("its head ran functions that are not in the plan, so it has no graph")
         rest = self._steps[len(ops) :]
         self.end = rest[0] if rest else len(tape.steps)
 

@@ -544,7 +544,9 @@ def chosen_again(tape: Tape, at: int) -> Wanted:
     elif step.name in ("masked_select", "__getitem__") and len(masks) == 1:
         mask = masks[0]
     elif masks:
-        raise CutRefused(f"before the cut the shape of what {step.name} gives depends on data, which no graph says")
+        raise CutRefused(
+            f"before the cut the shape of what {step.name} returns depends on data, which a graph cannot express"
+        )
     else:  # it may read data for something else; the exporter will report it
         tape.steps[at] = replace(step, fixed=True)
         return Wanted(at, (), lambda tensors: torch.tensor(total))

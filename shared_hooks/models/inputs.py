@@ -345,7 +345,7 @@ def inputs_of_text(text: str) -> Inputs:
     """Parse an example to inputs for a model without a spec, so without images."""
 
     def no_image(path: Path) -> Inputs:
-        raise SpecError(f"example {path}: without a spec nothing says how an image is read; give sizes or a .npy file")
+        raise SpecError(f"example {path}: without a spec it is unknown how to read an image; give sizes or a .npy file")
 
     example, _ = read_example(Table({"example": entry_of(text, "example")}, "example"), Path.cwd(), no_image)
     assert example is not None

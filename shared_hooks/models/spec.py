@@ -301,8 +301,8 @@ class ModelSpec:
         if isinstance(self._preprocess, ImagePreprocess):
             return self._preprocess
         raise InputMismatch(
-            f"{name}: model {self.model_id} says nothing about images; give .npy or .safetensors, or a spec"
-            f" file with [preprocess]"
+            f"{name}: model {self.model_id} has no [preprocess] for images; give .npy or .safetensors, or a spec"
+            f" file with it"
         )
 
     def _image(self, image: torch.Tensor) -> Inputs:

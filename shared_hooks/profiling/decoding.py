@@ -43,7 +43,7 @@ def words_at_random(model: nn.Module, rows: int = 1) -> Prompt:
     check_generates(model)
     words = getattr(_text_config(model), "vocab_size", None)
     if not isinstance(words, int) or words <= LEAST_WORD:
-        raise SpecError(f"{type(model).__name__}: its configuration does not say how many words it knows")
+        raise SpecError(f"{type(model).__name__}: its configuration has no size of the vocabulary")
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
 
     def prompt(tokens: int) -> dict[str, torch.Tensor]:

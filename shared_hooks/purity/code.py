@@ -252,9 +252,9 @@ class Expressions:
             if isinstance(value, nn.Module):
                 counted = hasattr(type(value), "__len__") and not isinstance(value, CONTAINERS)
                 if counted or not goes_torchs_way(value):
-                    raise Impure("it asks an object whether it is true")
+                    raise Impure("it evaluates the truth of an object")
             elif type(value) not in (list, dict, types.FunctionType, types.BuiltinFunctionType):
-                raise Impure("it asks an object whether it is true")
+                raise Impure("it evaluates the truth of an object")
 
     def of_Constant(self, node: ast.Constant) -> What:
         return classified(node.value)
@@ -494,7 +494,7 @@ class Calls(Expressions):
         for what in whats:
             for kind in what.objects:
                 if type(kind) is not type and not (isinstance(kind, type) and issubclass(kind, torch.Tensor)):
-                    raise Impure("it asks a class what its instances are")
+                    raise Impure("it calls a class's instance check")
         return DATA
 
 

@@ -134,7 +134,7 @@ class Recorder(OperationLog):
 
     def thread_starts(self) -> None:
         """Refuse a thread that the model starts."""
-        self.refuse("the model starts a thread, and what that does nobody here sees")
+        self.refuse("the model starts a thread, whose operations cannot be observed")
 
     def is_constant(self, tensor: torch.Tensor | None) -> bool:
         # once data were passed to code outside torch, equal runs prove nothing
@@ -193,7 +193,7 @@ class Recorder(OperationLog):
         self.stack.append(call)
         self.in_opaque += info.opaque
         if info.opaque and _sets_attributes(module):
-            self.refuse(f"the script of {info.path} writes an attribute of its module, which nobody here can see")
+            self.refuse(f"the script of {info.path} writes an attribute of its module, which cannot be observed")
         self.muted = False
         try:
             output = forward(*args, **kwargs)

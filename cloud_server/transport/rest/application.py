@@ -459,7 +459,7 @@ class Application:
         with on_behalf_of(caller.account):
             if known is None:
                 log.error("%s %s", scope["method"], scope["path"], exc_info=error)
-                known = IsthmusError("the server failed while it answered; its log says how")
+                known = IsthmusError("the server failed while it answered; see its log")
             where = f"{scope['method']} {scope['path'][:256]} of {caller.peer}"
             self._inference.core.lifecycle.emit(Stage.ON_ERROR, where=where, error=known)
         if isinstance(known, Cancelled):

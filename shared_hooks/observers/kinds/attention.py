@@ -124,7 +124,7 @@ class AttentionCapture(Observer):
         module = call.module
         if isinstance(module, nn.MultiheadAttention):
             self._called().add(module)
-            self.note("nn.MultiheadAttention gives no weights unless asked", name)
+            self.note("nn.MultiheadAttention returns no weights unless requested", name)
             return self.summary(_of_multihead(module, call.args, call.kwargs), name, step, 0, RECOMPUTED)
         if isinstance(module, nn.TransformerEncoderLayer) and module.self_attn not in self._called():
             self.note("the fused kernel of nn.TransformerEncoderLayer calls no attention", name)

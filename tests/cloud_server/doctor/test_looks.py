@@ -101,12 +101,12 @@ def test_next_servers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     there, gone = f"127.0.0.1:{server.port}", f"127.0.0.1:{free_port()}"
     try:
         status, found = doctor(capsys, f"--next=gpu={there}", f"--next=gone={gone}")
-        assert status == 1 and "nobody listens there" in said(found, "next gone", "wrong")
+        assert status == 1 and "no process listens there" in said(found, "next gone", "wrong")
         assert "SERVING" in said(found, "next gpu", "ok") and "server's own" in said(found, "next gpu", "ok")
         config = tmp_path / "server.toml"
         config.write_text(f'[next.gpu]\naddress = ["{gone}", "{there}"]\n')
         status, found = doctor(capsys, str(config))
-        assert status == 0 and "nobody listens there" in said(found, "next gpu", "warning")
+        assert status == 0 and "no process listens there" in said(found, "next gpu", "warning")
         config.write_text(f'[next.gpu]\naddress = "{there}"\ntoken_file = "missing"\n')
         status, found = doctor(capsys, str(config))
         assert status == 1 and "missing" in said(found, "next gpu", "wrong")

@@ -128,7 +128,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixtu
         ({"rate": 0.001}, "no request begins"),
         ({"clients": 0}, "at least 1"),
         ({"processes": 3}, "more than the 2 clients"),
-        ({"deadline": 20}, "nobody waits any more"),
+        ({"deadline": 20}, "when the clients have"),
         ({"warmup": -1}, "0 or more"),
         ({"split": "auto"}, "is no cut"),
         ({"codec": "zip"}, "is not one of"),

@@ -35,7 +35,7 @@ def test_an_output_that_cannot_be_sent_is_told_with_the_remedy(tmp_path: Path, c
 def test_an_output_that_the_spec_cannot_read(tmp_path: Path, capsys: Captured) -> None:
     words = '[call_kwargs]\nuse_cache = false\n[postprocess]\noutput = "logit"\n'
     assert main(["verify", "--model", spec(tmp_path, words)]) == 1
-    assert "the output cannot be read as the spec says: postprocess: expected class scores" in capsys.readouterr().out
+    assert "the output does not fit the spec: postprocess: expected class scores" in capsys.readouterr().out
 
 
 def test_the_server_says_the_remedy_too(tmp_path: Path) -> None:

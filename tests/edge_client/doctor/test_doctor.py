@@ -115,7 +115,7 @@ def test_an_expired_server_and_no_token(capsys: pytest.CaptureFixture[str], tmp_
 def test_dead_ports_and_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     reference = spec(tmp_path)
     status, said = doctor(capsys, f"127.0.0.1:{free_port()}", "--model", reference)
-    assert status == 1 and "nobody listens" in said["tcp wrong"][0]
+    assert status == 1 and "no process listens" in said["tcp wrong"][0]
     status, said = doctor(capsys, "no-such-host.invalid:1", "--model", reference)
     assert status == 1 and "no-such-host.invalid" in said["name wrong"][0]
 

@@ -250,7 +250,7 @@ def test_a_specs_own_code_gets_a_frame_as_a_file() -> None:
     (size,), _ = spec.preprocess(Frame(sources.FrameId("cam", 0), picture(1)))
     assert int(size) == len(as_png(picture(1)))
     silent = spec_from_table(Table({"id": "m", "factory": "torch.nn:Identity"}, "test"), Path())
-    with pytest.raises(IsthmusError, match="cam#0: model m says nothing about images"):
+    with pytest.raises(IsthmusError, match=r"cam#0: model m has no \[preprocess\] for images"):
         silent.preprocess(Frame(sources.FrameId("cam", 0), picture(1)))
 
 

@@ -36,7 +36,7 @@ def answering(reply: split_pb2.ProbeReply, silent_streams: int = 0) -> tuple[grp
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (split_pb2.ProbeReply(last=True, received_bytes=10, server_ns=2**64 - 1), "says that it spent"),
+        (split_pb2.ProbeReply(last=True, received_bytes=10, server_ns=2**64 - 1), "reports that it spent"),
         (split_pb2.ProbeReply(last=True, received_bytes=11, server_ns=1), "received 11"),
     ],
 )

@@ -58,7 +58,7 @@ class TestHooks:
         assert rows(text)[0] == ["stage", "hook", "priority", "calls", "failures", "total", "ms", "us", "a", "call"]
         listed = [line.split()[0] for line in text.splitlines() if " log " in line]
         assert listed == [stage.value for stage in Stage if stage.value in listed] and "on_error" in listed
-        silent = " ".join(text.rpartition("nobody listens at ")[2].split()).split(", ")
+        silent = " ".join(text.rpartition("no process listens at ")[2].split()).split(", ")
         assert sorted([*silent, *listed]) == sorted(stage.value for stage in Stage if stage.edge)
 
     def test_in_their_order(self, config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,5 +67,5 @@ def test_wrong_words(words: str, said: str, capsys: Captured) -> None:
 
 def test_a_module_reads_no_image(tmp_path: Path) -> None:
     (tmp_path / "x.png").touch()
-    with pytest.raises(SpecError, match="nothing says how an image is read"):
+    with pytest.raises(SpecError, match="it is unknown how to read an image"):
         EdgeModel(ModelChoice(nn.Linear(4, 2).eval(), "mine", example=str(tmp_path / "x.png")))

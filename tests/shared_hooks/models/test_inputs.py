@@ -96,7 +96,7 @@ def test_bad_files_are_named(write_spec: Write, tmp_path: Path) -> None:
 
 def test_an_image_without_preprocess(write_spec: Write, tmp_path: Path) -> None:
     path = gray(tmp_path / "x.png", [1])
-    with pytest.raises(InputMismatch, match=r"x\.png: model m says nothing about images; give \.npy"):
+    with pytest.raises(InputMismatch, match=r"x\.png: model m has no \[preprocess\] for images; give \.npy"):
         write_spec(BASE).preprocess(path)
 
 

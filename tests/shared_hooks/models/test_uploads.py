@@ -133,7 +133,7 @@ def test_hostile_files_are_refused_by_name(suffix: str, data: Callable[[], bytes
 
 
 def test_a_model_without_preprocessing_takes_no_image() -> None:
-    with pytest.raises(InputMismatch, match="says nothing about images"):
+    with pytest.raises(InputMismatch, match=r"has no \[preprocess\] for images"):
         spec_of().preprocess_bytes(".png", image("png"))
 
 
