@@ -129,8 +129,8 @@ def parser() -> Parser:
         prog="cloud-server",
         description="Serves the tails of models to edge clients; by default of the shipped model `digits`.",
         epilog="Exit status: 0 drained, 1 failed, 2 wrong command line or file, 3 ended before all was answered, "
-        "130 Ctrl-C during start-up. `cloud-server token NAME` makes a token for a client; `cloud-server doctor` reports "
-        "what is wrong.",
+        "130 Ctrl-C during start-up. `cloud-server token NAME` makes a token for a client; `cloud-server doctor` "
+        "reports what is wrong.",
     )
     made.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="what to serve, and limits")
     for name, metavar, text in (
