@@ -163,9 +163,10 @@ def holder_modules(model: nn.Module) -> set[str]:
 def call_name(path: str, number: int) -> str:
     """Return the name of a module's call: the module's path, with ``#n`` from the second call on.
 
-    A module named "input" is "input#1" from the first call on, for "input" is the cut before any layer.
+    Where the path alone has another meaning, its first call is ``#1``: "input" is the cut before any layer, and "a#2"
+    the second call of "a".
     """
-    return path if number == 1 and path != INPUT else f"{path}#{number}"
+    return path if number == 1 and path != INPUT and "#" not in path else f"{path}#{number}"
 
 
 WHOLE: Final = 256

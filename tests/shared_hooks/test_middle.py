@@ -192,24 +192,35 @@ def test_another_path_than_this_sides_is_refused() -> None:
         assert same(list(found.pieces), list(direct.pieces))
 
 
-class NamedInput(nn.Module):
-    """A layer named as the cut before any layer is, called twice."""
+class Named(nn.Module):
+    """Layers of any names, each called twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__()
-        self.input, self.output = nn.Linear(4, 4), nn.Linear(4, 4)
+        for name in names:
+            self.add_module(name, nn.Linear(4, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.output(self.input(self.input(x).tanh()))
+        for layer in self.children():
+            x = layer(layer(x).tanh())
+        return x
 
 
-def test_a_layer_named_input_is_not_the_cut_before_any_layer() -> None:
-    wrapped, x = WrappedModel(NamedInput().eval()), torch.randn(2, 4)
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("input", "out"), ["input#1", "input#2", "out", "out#2"]),  # "input" is the cut before any layer
+        (("a", "a#2"), ["a", "a#2", "a#2#1", "a#2#2"]),
+        (("1", "0"), ["1", "1#2", "0", "0#2"]),
+        (("(model)", "cloud-only"), ["(model)#2", "(model)#3", "cloud-only", "cloud-only#2"]),
+    ],
+)
+def test_each_cut_has_a_name_of_its_own(names: tuple[str, ...], shown: list[str]) -> None:
+    wrapped, x = WrappedModel(Named(names).eval()), torch.randn(2, 4)
     expected = wrapped.whole(x)
     wrapped.plan(x)
-    names = [layer.name for layer in wrapped.layers]
-    assert names == ["input#1", "input#2", "output"]
-    for first, last in combinations(("input", *names[:2]), 2):
+    assert [layer.name for layer in wrapped.layers] == shown
+    for first, last in combinations(("input", *shown[:-1]), 2):
         early = through_bytes(wrapped.forward(x, end=first))
         middle = wrapped.forward(early, start=first, end=last)
         assert (early.layer_name, middle.layer_name) == (first, last)
