@@ -214,10 +214,10 @@ def frames(entries: Iterable[Entry], predicted: Mapping[str, Mapping[str, Any]])
         for table, own in columns.items():
             parts[table].append(pl.DataFrame(entry[table], schema=own))
     said = {name: _predicted(one) for name, one in predicted.items()}
-    foretold = pl.DataFrame(
+    predictions = pl.DataFrame(
         [{"cut": name, **cells} for name, cells in said.items()], schema={"cut": pl.String, **schema(PREDICTED)}
     )
-    requests = pl.concat(parts["requests"]).join(foretold, on="cut", how="left", maintain_order="left")
+    requests = pl.concat(parts["requests"]).join(predictions, on="cut", how="left", maintain_order="left")
     # nothing was predicted for a local split: it has no network
     local = (pl.col("mode") == "local") & (pl.col("cut") != EDGE_ONLY)
     requests = requests.with_columns(

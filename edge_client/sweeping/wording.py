@@ -70,9 +70,9 @@ def cards(ways: Sequence[Way], decision: Mapping[str, Any], winner: str | None) 
     predicted = decision["predicted"]["winner"] if decision["predicted"] else None
     if predicted is not None and predicted in by_name:
         regret = decision.get("regret_percent")
-        foretold = f"{duration(by_name[predicted]['predicted']['latency_ns'])} predicted"
+        caption = f"{duration(by_name[predicted]['predicted']['latency_ns'])} predicted"
         more = "" if regret is None else f", {regret:.1f} % more than the best"
-        card("The plan's choice, as measured", predicted, foretold + (", the best" if predicted == winner else more))
+        card("The plan's choice, as measured", predicted, caption + (", the best" if predicted == winner else more))
     for name, title in ((EDGE_ONLY, "Everything on the edge"), (CLOUD_ONLY, "Everything on the cloud")):
         if by_name.get(name, {}).get("latency_ns") is not None and name != winner:
             factor = by_name[name]["latency_ns"] / by_name[winner]["latency_ns"]

@@ -136,12 +136,12 @@ class Swept(Tabular):
             return f"nothing was measured{f': {self.ended}' if self.ended else ''}"
         decision = found.outcome
         measured = decision.measured
-        best, foretold = self.best, (decision.predicted or {}).get("winner")
-        shown = {EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, best, foretold}
+        best, planned = self.best, (decision.predicted or {}).get("winner")
+        shown = {EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, best, planned}
         shown |= {one.name for one in measured.ranking[:3]} if measured else set()
         known = [way for way in found.ways if way.mode != "local" or way.name == EDGE_ONLY]
         worth = [way for way in known if way.name in shown] if len(known) > _FEW else known
-        rows = [_cells(way, {"measured": best, "predicted": foretold}) for way in worth]
+        rows = [_cells(way, {"measured": best, "predicted": planned}) for way in worth]
         headers = ["way", "ms", "predicted", "up", "exact", "failed", "best as"]
         lines = [table(headers, rows, right=(1, 2, 3, 4, 5)), ""]
         if len(worth) < len(known):

@@ -285,7 +285,7 @@ class Proof:
         pairs = zip(tensors, self.outputs, strict=False)
         expected = [tuple(tensor.shape) if one is None else one.at(sum(rows)) for tensor, one in pairs]
         if [tuple(tensor.shape) for tensor in tensors] != expected:
-            raise CutRefused(f"a batch of {sum(rows)} rows gave another form of output than smaller ones foretold")
+            raise CutRefused(f"a batch of {sum(rows)} rows gave another form of output than smaller ones predicted")
         return apart(tensors, rows, self.outputs)
 
     def output(self, early: EarlyOutput, rows: int) -> tuple[Structure, Tensors]:

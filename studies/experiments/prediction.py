@@ -149,16 +149,16 @@ def compare(candidate: Candidate, requests: Sequence[dict[str, int]]) -> dict[st
     }
     latency = statistics.median(rows["end_to_end"] for rows in requests)
     spread = statistics.quantiles([rows["end_to_end"] for rows in requests], n=4) if len(requests) > 1 else [0, 0, 0]
-    foretold = sum(predicted.values())
+    total = sum(predicted.values())
     return {
         "name": candidate.name,
         "interval_ms": None if interval is None else [interval[0] / 1e6, interval[1] / 1e6],
         "held": None if interval is None else interval[0] <= latency <= interval[1],
         "requests": len(requests),
-        "predicted_ms": foretold / 1e6,
+        "predicted_ms": total / 1e6,
         "measured_ms": latency / 1e6,
         "quartiles_ms": [spread[0] / 1e6, spread[2] / 1e6],
-        "error": foretold / latency - 1,
+        "error": total / latency - 1,
         "stages_ms": {stage: [predicted.get(stage, 0.0) / 1e6, measured[stage] / 1e6] for stage in STAGES},
     }
 

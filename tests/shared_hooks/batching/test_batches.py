@@ -162,7 +162,7 @@ def test_a_foretold_frontier_whose_storages_are_whole_joins_planned_ones() -> No
     _, inputs, _ = INDEPENDENT["tokens"]
     asked = [inputs(rows) for rows in (1, 2, 3, 5)]
     earlies = [sides.head("words", *one) for one in asked]
-    assert not earlies[-1].crossing.plan_digest, "it was to be foretold"
+    assert not earlies[-1].crossing.plan_digest, "it was to be predicted"
     outputs = sides.run([earlies[-1], earlies[0]])
     assert sides.alike(outputs[0], asked[-1]) and sides.alike(outputs[1], asked[0])
 
