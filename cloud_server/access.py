@@ -270,7 +270,7 @@ class Identities:
         if shown.names is None:
             return ""
         if not certified:
-            raise NotAuthenticated(_nobody(shown.names))
+            raise NotAuthenticated(_no_credentials(shown.names))
         if any(token.identity == certified[0] for token in self.tokens):
             raise NotAuthenticated(f'no token came: identity "{certified[0]}" has one to show beside its certificate')
         return certified[0]
@@ -374,7 +374,7 @@ def _check_name(table: Table, key: str, name: str) -> None:
         table.fail(key, f"an identity's name has 1 to 128 letters, digits and ._:/@+*-, found {name[:140]!r}")
 
 
-def _nobody(names: tuple[str, ...]) -> str:
+def _no_credentials(names: tuple[str, ...]) -> str:
     if not names:
         return "no token came, and no certificate with a name: this server wants one (authorization: Bearer TOKEN)"
     shown = ", ".join(f'"{name[:128]}"' for name in names[:4])
@@ -615,7 +615,7 @@ class Register:
         self._next_expiry = 0.0
 
     @property
-    def asks(self) -> bool:
+    def requires_credentials(self) -> bool:
         """Whether callers must authenticate."""
         return self._path is not None or self.certificates
 
@@ -630,7 +630,7 @@ class Register:
         """
         if shown.passport:
             return self._vouched(shown.passport)
-        if not self.asks:
+        if not self.requires_credentials:
             return Caller(peer)
         identities = self._identities
         if identities is None:
@@ -653,7 +653,7 @@ class Register:
         """
         issuer, peer, identity = read_passport(passport, self._trusted)
         known = self._identities
-        if not identity and self.asks:
+        if not identity and self.requires_credentials:
             raise NotAuthenticated(f"{issuer} asks for somebody at {peer} who has proven no identity to it")
         if known is None or not identity:
             return Caller(peer, identity)
@@ -676,7 +676,7 @@ class Register:
                 return False  # half a file may be a valid file that refuses every caller
             self._state = state
             try:
-                self._identities = _told(self._path, read_identities(self._path))
+                self._identities = _log_reloaded(self._path, read_identities(self._path))
             except SpecError as error:
                 log.error("%s; what was read before stays", error)
                 return False
@@ -690,7 +690,7 @@ class Register:
         return True
 
 
-def _told(path: Path, found: Identities) -> Identities:
+def _log_reloaded(path: Path, found: Identities) -> Identities:
     log.info("%s was read again: %d identities, %d tokens", path, len(found.policies), len(found.tokens))
     return found
 

@@ -33,7 +33,7 @@ from cloud_server.executor import Finish
 from cloud_server.limits import Limits
 from cloud_server.models import Computed, Engine
 from cloud_server.requests import Request
-from cloud_server.requests.request_table import Handed, failed_answer, joined_answer
+from cloud_server.requests.request_table import NextAnswer, failed_answer, joined_answer
 from edge_client.probing import fetch_profile, probe
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, State, now_ns, wire
 from protos.isthmus.v1 import split_pb2
@@ -99,7 +99,7 @@ class Chain:
         self._ways: OrderedDict[_Key, _Way] = OrderedDict()
         self._closed = False
         self._steps = ThreadPoolExecutor(IN_FLIGHT, "isthmus-chain-step")
-        self._withdrawn: queue.SimpleQueue[_Handed | _Step | None] = queue.SimpleQueue()
+        self._withdrawn: queue.SimpleQueue[_Forwarded | _Step | None] = queue.SimpleQueue()
         self._withdrawing = threading.Thread(target=self._withdraw, name="isthmus-chain", daemon=True)
         self._withdrawing.start()
 
@@ -112,10 +112,10 @@ class Chain:
     def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
         """As `executor.Onward.send`."""
         server = self._servers[request.route[0].server]
-        handed: _Handed | _Step
+        handed: _Forwarded | _Step
         if part.rest is None:
-            handed = _Handed(self, server, request, part, own, finish)
-            handed.ask()
+            handed = _Forwarded(self, server, request, part, own, finish)
+            handed.send_next()
         else:
             handed = _Step(server, request, part.rest, own, finish, self._limits)
             try:
@@ -146,7 +146,7 @@ class Chain:
             progress = split_pb2.ProfileProgress(done=done, total=total, what=f"{server.name}: {what}"[:200])
             news.put(split_pb2.ProfileReply(progress=progress))
 
-        def ask() -> None:
+        def send_next() -> None:
             try:
                 news.put(split_pb2.ProfileReply(profile=self._profile(server, request, on_progress)))
             except IsthmusError as error:
@@ -155,7 +155,7 @@ class Chain:
                 log.exception("the profile of %s", server.name)
                 news.put(ServerUnavailable(f"{server.name}: {type(error).__name__}: {error}"))
 
-        threading.Thread(target=ask, name="isthmus-chain-profile", daemon=True).start()
+        threading.Thread(target=send_next, name="isthmus-chain-profile", daemon=True).start()
         while True:
             item = news.get()
             if isinstance(item, IsthmusError):
@@ -285,7 +285,7 @@ class Chain:
         self._withdrawn.put(None)
 
 
-class _Handed:
+class _Forwarded:
     """A request that was passed on, until it is answered."""
 
     def __init__(
@@ -311,22 +311,22 @@ class _Handed:
         )
         self._until = time.monotonic() + request.seconds_left(chain.limits.deadline_seconds)
         self._lock = threading.Lock()
-        self._asked: tuple[_Way, Exchange] | None = None
+        self._sent_to: tuple[_Way, Exchange] | None = None
         self._over = False
         self._sends = 0
         """The number of addresses that were given up."""
 
-    def ask(self) -> None:
+    def send_next(self) -> None:
         """Ask at the next address."""
         try:
-            self._ask(self._addresses.pop(0))
+            self._send_to(self._addresses.pop(0))
         except IsthmusError as error:
             self._end(error)
         except Exception as error:  # a worker survives any failure
             log.exception("a request could not be handed on to %s", self._server.name)
             self._end(ServerUnavailable(f"{type(error).__name__}: {error}"))
 
-    def _ask(self, address: str) -> None:
+    def _send_to(self, address: str) -> None:
         request, chain, outgoing = self._request, self._chain, self._outgoing
         assert outgoing is not None
         way = chain.way(self._server, address, request.engine, request.caller)
@@ -341,7 +341,7 @@ class _Handed:
             about=request.about,
         )
         with self._lock:
-            self._asked = way, exchange
+            self._sent_to = way, exchange
             over = self._over
         if over:
             exchange.settle(AccessRefused("it is not wanted any more"))
@@ -356,7 +356,7 @@ class _Handed:
             self._sends += exchange.sends
             log.warning("%s: %s; %s is asked", way.connection.address, error, self._addresses[0])
             # not in this thread: the caller may hold the connection's lock
-            threading.Thread(target=self.ask, name="isthmus-chain-retry", daemon=True).start()
+            threading.Thread(target=self.send_next, name="isthmus-chain-retry", daemon=True).start()
             return
         self._end(error, exchange)
 
@@ -374,7 +374,7 @@ class _Handed:
         assert exchange is not None and exchange.reply is not None
         hop = request.route[0]
         sizes, took = (exchange.bytes_up, exchange.payload), now_ns() - self._began
-        handed = Handed(hop.server, hop.cut, *sizes, took, self._sends + exchange.sends)
+        handed = NextAnswer(hop.server, hop.cut, *sizes, took, self._sends + exchange.sends)
         self._finish(request, joined_answer(request, self._own, exchange.reply, handed), None)
 
     def withdraw(self) -> None:
@@ -382,7 +382,7 @@ class _Handed:
         with self._lock:
             if self._over:
                 return
-            self._over, self._outgoing, asked = True, None, self._asked
+            self._over, self._outgoing, asked = True, None, self._sent_to
         if asked is not None:
             way, exchange = asked
             way.connection.cancel(exchange, AccessRefused("it is not wanted any more"))
@@ -412,7 +412,7 @@ class _Step:
         self._began = now_ns()
         self._until = time.monotonic() + request.seconds_left(limits.deadline_seconds)
         self._lock = threading.Lock()
-        self._asked: tuple[_Way, Exchange] | None = None
+        self._sent_to: tuple[_Way, Exchange] | None = None
         self._over = False
         self._reply = split_pb2.ReplyHeader()
         self._sizes = 0, 0
@@ -436,14 +436,14 @@ class _Step:
         hop, (bytes_up, sends), reply = request.route[0], self._sizes, self._reply
         reply.header, reply.payload_bytes = computed.reply.header, computed.nbytes
         payload, took = b"".join(computed.buffers), now_ns() - self._began
-        handed = Handed(hop.server, hop.cut, bytes_up, payload, took, sends)
+        handed = NextAnswer(hop.server, hop.cut, bytes_up, payload, took, sends)
         self._finish(request, joined_answer(request, self._own, reply, handed), None)
 
-    def ask(self, chain: Chain, way: _Way, outgoing: Outgoing) -> StepReply:
+    def send_next(self, chain: Chain, way: _Way, outgoing: Outgoing) -> StepReply:
         """Send one step on one connection. Raises the error that it is answered with, and DeadlineExceeded."""
         exchange = chain.exchange(way, outgoing, self._until, want_metrics=False, about=self._request.about)
         with self._lock:
-            self._asked = way, exchange
+            self._sent_to = way, exchange
             over = self._over
         if over:
             exchange.settle(Cancelled("it is not wanted any more"))
@@ -462,7 +462,7 @@ class _Step:
     def withdraw(self) -> None:
         """Cancel it at its client's wish."""
         with self._lock:
-            self._over, asked = True, self._asked
+            self._over, asked = True, self._sent_to
         if asked is not None:
             way, exchange = asked
             way.connection.cancel(exchange, Cancelled("it is not wanted any more"))
@@ -502,7 +502,7 @@ class _Link:
         for left in reversed(range(len(self._addresses))):
             address = self._addresses[0]
             try:
-                return step.ask(self._chain, self._chain.way(self._server, address, *self._to), outgoing)
+                return step.send_next(self._chain, self._chain.way(self._server, address, *self._to), outgoing)
             except ELSEWHERE as error:
                 if not left:
                     raise type(error)(f"{self._server.name}: {error}") from error

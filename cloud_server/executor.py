@@ -366,7 +366,7 @@ class Executor:
         else:
             assert answer.reply is not None
             handed = partial(self._onward.send, request, part, answer.reply, self._requests.finish)
-            if not self._requests.hand_on(request, handed) and part.rest is not None:
+            if not self._requests.forward_to_next(request, handed) and part.rest is not None:
                 self._onward.give_up(part.rest)
         _let_go(error)
         return error is None

@@ -121,7 +121,7 @@ def _run(options: argparse.Namespace) -> int:
                 return _complain(f"{error.filename}: {error.strerror}")
             return _complain(f"{type(error).__name__}: {error} (--debug shows where)")
     except KeyboardInterrupt:
-        interrupts.heard()
+        interrupts.acknowledge()
         common.say("interrupted")
         return common.INTERRUPTED
 

@@ -95,7 +95,7 @@ class Fed:
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            item = self._asked().result()
+            item = self._requested().result()
             self._next = None
             if item is _END:
                 return
@@ -103,14 +103,14 @@ class Fed:
 
     def wait_for_input(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the next input or the end; returns whether it is there."""
-        return bool(wait([self._asked()], timeout=seconds).done)
+        return bool(wait([self._requested()], timeout=seconds).done)
 
     def stop(self) -> None:
         """Give the thread no further input."""
         if self._next is not None:
             self._next.cancel()
 
-    def _asked(self) -> Future[Any]:
+    def _requested(self) -> Future[Any]:
         if self._next is None:
             self._next = asyncio.run_coroutine_threadsafe(self._take(), self._loop)
         return self._next

@@ -77,10 +77,10 @@ class Answer:
         return summary_of(self, f"output={brief(self.output)}", where, took, sent, made, self._best())
 
     def _best(self) -> str:
-        found = self._told_result()
+        found = self._result_for_json()
         return f"best {brief(found[0].label)} {found[0].score:.4f}" if found else ""
 
-    def _told_result(self) -> list[Prediction]:
+    def _result_for_json(self) -> list[Prediction]:
         """Predictions; empty if the result is something else, or the spec's own code fails."""
         try:
             result = self.result
@@ -103,7 +103,7 @@ class Answer:
     def _repr_html_(self) -> str:
         rows = [(name, float(ns)) for name, ns in self._parts() if ns > 0]
         sent = f", {size(self.bytes_up)} up, {size(self.bytes_down)} down" if self.layer_id is not None else ""
-        found = [(str(one.row), one.label, f"{one.score:.4f}") for one in self._told_result()]
+        found = [(str(one.row), one.label, f"{one.score:.4f}") for one in self._result_for_json()]
         return panel(
             f"answer to request {self.request_id}, split={self.split!r}: {duration(self.measured_ns)}{sent}",
             strip(rows, f"where {duration(self.times.end_to_end)} went", [duration(ns) for _, ns in rows]),

@@ -139,7 +139,7 @@ class Swallowed:
         self._known = [*self._positional, *(one.name for one in found if one.kind is one.KEYWORD_ONLY)]
         self._usual = {*usual, *self._known}
         self._seen: set[tuple[int, tuple[str, ...]]] = set()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def look(self, call: Call) -> None:
         """Warn of the keywords of ``call``, once."""
@@ -150,8 +150,8 @@ class Swallowed:
         given = {*self._positional[: len(call.args)], *call.kwargs}
         meant = [name for name in (*self._known, *OWN) if name not in given]
         for name in call.kwargs:
-            if name not in self._usual and name not in self._told and (hint := near(name, meant, NEAR)):
-                self._told.add(name)
+            if name not in self._usual and name not in self._logged and (hint := near(name, meant, NEAR)):
+                self._logged.add(name)
                 line = f"the model names no argument {name!r:.60}, and takes it by its **kwargs.{hint}"
                 log.warning("%s", line)
                 warnings.warn(line, UserWarning, stacklevel=5)

@@ -2,7 +2,7 @@
 
 A KeyboardInterrupt is an ordinary exception: raised during an import, in a destructor or a callback from C++, it may be
 caught, printed or dropped there, and the process continues. So there are two handlers. Before any work (`ends_at_once`)
-the process is ended without an exception. Afterwards (`insists`) it is raised repeatedly, until `heard` is called.
+the process is ended without an exception. Afterwards (`insists`) it is raised again and again, until `acknowledge`.
 Loads nothing, so that it can be installed first.
 """
 
@@ -30,18 +30,18 @@ def ends_at_once() -> Iterator[None]:
         yield
     finally:
         if installed:
-            heard()
+            acknowledge()
             signal.signal(signal.SIGINT, before[0])
             signal.signal(signal.SIGALRM, before[1])
 
 
 def insists() -> None:
-    """Raise KeyboardInterrupt in the main thread on Ctrl-C, and again every `AGAIN_SECONDS` until `heard`."""
+    """Raise KeyboardInterrupt in the main thread on Ctrl-C, and again every `AGAIN_SECONDS` until `acknowledge`."""
     if _install(_raise):
         signal.signal(signal.SIGALRM, _raise)
 
 
-def heard() -> None:
+def acknowledge() -> None:
     """Confirm that the interrupt has arrived. A second Ctrl-C is a new one."""
     if threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -400,12 +400,12 @@ class LightClient:
         try:
             answer = self._answered(args, kwargs, split or self.split, deadline or self._deadline)
         except IsthmusError as error:
-            self._hear(error)
+            self._notify(error)
             raise
-        self._hear(answer)
+        self._notify(answer)
         return answer
 
-    def _hear(self, what: LightAnswer | IsthmusError) -> None:
+    def _notify(self, what: LightAnswer | IsthmusError) -> None:
         for listener in tuple(self.listeners):
             listener(what)
 
@@ -421,7 +421,7 @@ class LightClient:
             crossing = self._head(head, feeds)
             done = time.perf_counter_ns()
             request, crossed = self._request(head, crossing, feeds)
-            outputs, there = self._ask(request, deadline)
+            outputs, there = self._outputs_of(request, deadline)
             difference, nbytes = head.codecs.get(self._codec, head.difference), crossed
         except ServerUnavailable as error:
             if self._fallback != EDGE or self.heads.whole is None:
@@ -574,7 +574,7 @@ class LightClient:
             for _ in range(TRIES + 1):
                 began = time.perf_counter()
                 crossing = self._head(head, feeds)
-                self._ask(self._request(head, crossing, feeds)[0], self._deadline)
+                self._outputs_of(self._request(head, crossing, feeds)[0], self._deadline)
                 took.append(time.perf_counter() - began)
             medians[cut] = statistics.median(took[1:])
         return min(medians, key=medians.__getitem__)
@@ -608,7 +608,7 @@ class LightClient:
             return light_codecs.encode(self._codec, array)
         return self._learned.encode(number, array) if head.cut == self._learned.cut else None
 
-    def _ask(self, request: Any, deadline: float) -> tuple[dict[str, Array], tuple[int, int]]:
+    def _outputs_of(self, request: Any, deadline: float) -> tuple[dict[str, Array], tuple[int, int]]:
         """Return the outputs, and the server's queue and tail in nanoseconds."""
         reply = self._sent(request, deadline)
         kinds = {"BF16": "uint16", **{datatype: name for name, datatype in DATATYPES.items()}}

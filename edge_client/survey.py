@@ -21,7 +21,7 @@ from edge_client.given import Loaded, name_of
 from edge_client.planning.codecs import LEARNT, Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
-from edge_client.planning.predict import BATCHES, Correction, Power, Sample, cuts_to_ask, predict
+from edge_client.planning.predict import BATCHES, Correction, Power, Sample, cuts_to_measure, predict
 from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.process import local_server
 from edge_client.request import Books
@@ -62,7 +62,7 @@ REQUESTS: Final = 5
 REQUEST_SECONDS: Final = 30.0
 
 
-def asked_of_servers(codecs: Iterable[str]) -> tuple[str, ...]:
+def measured_by_servers(codecs: Iterable[str]) -> tuple[str, ...]:
     """Return those whose decoding a server measures by itself, on frontiers of its own."""
     return tuple(name for name in codecs if name not in LEARNT)
 
@@ -177,7 +177,7 @@ CORRECTION_ROUNDS: Final = 3
 """How often each cut is asked, after one request that does not count."""
 CORRECTION_SHARE: Final = 0.5
 """The share of a profile's budget that all real requests may take."""
-SAID_SECONDS: Final = 15.0
+NOTICE_SECONDS: Final = 15.0
 FILE_READINGS: Final = 5
 THREADS_SHARE: Final = 0.1
 """The share of a profile's budget that the choice of the number of threads may take."""
@@ -299,7 +299,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         if wanted.correct and server is not None:
             say("real requests, to see how far off predictions are")
             real = stack.enter_context(_RealRequests(loaded, wanted, server, credentials))
-            real.ask()
+            real.measure()
         if edge is None:
             # A profile pauses before each measurement as long as a request waits for the network.
             pause = None if server is None else min(LONGEST_PAUSE, round_trip(server, credentials=credentials))
@@ -314,7 +314,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
                     wanted.repetitions,
                     wanted.seconds,
                     counted(advance, wanted.seconds),
-                    codecs=asked_of_servers(wanted.measured),
+                    codecs=measured_by_servers(wanted.measured),
                     weights_hash=who.weights_hash,
                     credentials=credentials,
                 )
@@ -365,7 +365,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         known: dict[str, Any] = {"codecs": wanted.codecs, "edge_speed": wanted.edge_speed}
         gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found), **known)
         if real is not None:
-            real.ask()
+            real.measure()
             gathered = replace(gathered, correction=real.correction(gathered))
         yield gathered
 
@@ -505,13 +505,13 @@ def models_of(server: str, credentials: Credentials | None = None) -> list[Any]:
     import grpc
 
     with dial(server, credentials=credentials) as channel:
-        ask = channel.unary_unary(
+        measure = channel.unary_unary(
             "/isthmus.v1.Split/ListModels",
             request_serializer=split_pb2.ListModelsRequest.SerializeToString,
             response_deserializer=split_pb2.ListModelsReply.FromString,
         )
         try:
-            return list(ask(split_pb2.ListModelsRequest(), timeout=SAID_SECONDS, wait_for_ready=True).models)
+            return list(measure(split_pb2.ListModelsRequest(), timeout=NOTICE_SECONDS, wait_for_ready=True).models)
         except grpc.RpcError:
             return []
 
@@ -535,7 +535,7 @@ def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served:
 
 
 class _RealRequests:
-    """The example, asked for at cuts all over the model, and computed here: `ask` is one batch."""
+    """The example, asked for at cuts all over the model, and computed here: `measure` is one batch."""
 
     def __init__(self, loaded: Loaded, wanted: Wanted, server: str, credentials: Credentials) -> None:
         self._client = ClientCore(
@@ -546,7 +546,7 @@ class _RealRequests:
             connection=ConnectionOptions(credentials=credentials),
         )
         self._call = Call(loaded.args, loaded.kwargs)
-        self._names = [EDGE_ONLY, *cuts_to_ask([one.name for one in loaded.cuts if one.can_split])]
+        self._names = [EDGE_ONLY, *cuts_to_measure([one.name for one in loaded.cuts if one.can_split])]
         self._seconds = CORRECTION_SHARE * wanted.seconds / BATCHES
         self._batches: list[dict[str, float]] = []
 
@@ -557,7 +557,7 @@ class _RealRequests:
     def __exit__(self, *error: Any) -> None:
         self._client.__exit__(*error)
 
-    def ask(self) -> None:
+    def measure(self) -> None:
         """Rounds of requests, the first of which does not count. Where they take too long, only of the fastest ones."""
         began = time.monotonic()
         took: dict[str, list[float]] = {name: [] for name in self._names}

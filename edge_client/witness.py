@@ -193,7 +193,7 @@ class Moment:
 
     def _put_generators_back(self) -> None:
         cpu, gpu, python, numpy = self._generators
-        moved = [not _alike(before, now) for before, now in zip(self._generators, self._draws(), strict=True)]
+        moved = [not _equal(before, now) for before, now in zip(self._generators, self._draws(), strict=True)]
         if moved[0]:
             devices.set_rng_state(cpu)
         if moved[1]:
@@ -211,13 +211,13 @@ def _writable(tensor: torch.Tensor) -> bool:
     return not any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, np.ndarray):
         return np.array_equal(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
     return bool(a == b)
 
 

@@ -292,7 +292,7 @@ class HeadSession(Banking, Session):
         self.finals: Mapping[tuple[str, int] | None, tuple[int, ...]] = {}
         if self.listener is not None and crossing.plan_digest and self.listener.begins(crossing):
             self.finals = plan.finals(cutting)
-            self.tell(None)
+            self.announce(None)
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.stopped:
@@ -306,10 +306,10 @@ class HeadSession(Banking, Session):
                 self.in_opaque -= 1
         output = super().run(info, forward, args, kwargs)
         if self.finals and not self.in_opaque:  # here, so that it does not count as the layer's time
-            self.tell((info.path, self.counts[info.path]))
+            self.announce((info.path, self.counts[info.path]))
         return output
 
-    def tell(self, after: tuple[str, int] | None) -> None:
+    def announce(self, after: tuple[str, int] | None) -> None:
         """Announce what is final after this call; None: before any."""
         slots = [slot for slot in self.finals.get(after, ()) if slot in self.found]
         if slots and self.listener is not None:
@@ -365,7 +365,7 @@ class WalkingHead(HeadSession):
         if number == walk.last:
             self.reach_cut()
         if self.finals and calls.names[number] in self.finals:
-            self.tell(calls.names[number])
+            self.announce(calls.names[number])
         return output
 
 

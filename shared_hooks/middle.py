@@ -145,14 +145,14 @@ class MiddleSession(Banking, TailSession):
         slots = dict(zip(span.first.storages, self.placing.slots, strict=True))
         numbers = {storage: number for number, storage in enumerate(span.first.storages)}
         self.placing.filled = {}
-        self.handed: dict[int, int] = {}
+        self.passed_on: dict[int, int] = {}
         """Slots of the second cut that are slots of the first."""
         if span.has_decisions:
             self.follower = Follower.of_storages(slots)
         captures = []
         for number, (storage, capture) in enumerate(zip(span.last.storages, span.last.captures, strict=True)):
             if storage in numbers and capture.kind != "nothing":
-                self.handed[number] = numbers[storage]
+                self.passed_on[number] = numbers[storage]
                 # this side's memory belongs to the request, unless the frontier was passed on unchanged
                 capture = Capture("slot", None, 0, View((storage.elements,), (1,), 0), copy=True)
             elif capture.kind != "nothing" and storage.created <= span.first.position:
@@ -206,7 +206,7 @@ class MiddleSession(Banking, TailSession):
 
     def early(self) -> EarlyOutput:
         filled = self.placing.filled or {}
-        for number, slot in self.handed.items():  # constants stay where the model's own code made them
+        for number, slot in self.passed_on.items():  # constants stay where the model's own code made them
             self.found[number] = filled.get(slot, self.placing.slots[slot])
         return super().early()
 
@@ -305,16 +305,16 @@ class Apart:
 
         Raises ModelFailed with the model's own error, and `Gone`.
         """
-        return self._ask("whole", (args, kwargs, dice))
+        return self._call("whole", (args, kwargs, dice))
 
     def tail(self, data: bytes) -> Any:
         """Run a tail there, of `EarlyOutput.to_bytes`, and return its output.
 
         Raises ModelFailed, `Gone`, and IsthmusError for a refusal.
         """
-        return self._ask("tail", data)
+        return self._call("tail", data)
 
-    def _ask(self, what: str, given: Any) -> Any:
+    def _call(self, what: str, given: Any) -> Any:
         try:
             self._pipe.send((what, given))
             said, value = self._pipe.recv()

@@ -176,7 +176,7 @@ class Decoder:
         if process is None:
             process = _Process(how["max_pixels"])
         try:
-            said, pixels = process.ask(data, how, time.monotonic() + self.seconds)
+            said, pixels = process.send(data, how, time.monotonic() + self.seconds)
         except BaseException as error:  # interrupted, too: it is in an unknown state
             process.end()
             if isinstance(error, TimeoutError):
@@ -213,7 +213,7 @@ class _Process:
     def fits(self, how: How) -> bool:
         return self.max_pixels == how["max_pixels"] and self._process.poll() is None
 
-    def ask(self, data: bytes, how: How, until: float) -> tuple[dict[str, Any], bytes]:
+    def send(self, data: bytes, how: How, until: float) -> tuple[dict[str, Any], bytes]:
         """Send a file and return the reply. Raises TimeoutError, and OSError if the process has ended."""
         assert self._process.stdin is not None
         head = json.dumps({"bytes": len(data), "how": how}).encode() + b"\n"

@@ -146,10 +146,10 @@ class Runs:
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
         key = self._planner.key(args, kwargs)
-        foretold = None if members(end) is not None else self._planner.foretold(key, args, kwargs, end)
-        if foretold is not None:
-            with Attempt(foretold[0].trace, args, kwargs) as attempt:
-                return self._head_as(*foretold, args, kwargs)
+        predicted_plan = None if members(end) is not None else self._planner.predicted_plan(key, args, kwargs, end)
+        if predicted_plan is not None:
+            with Attempt(predicted_plan[0].trace, args, kwargs) as attempt:
+                return self._head_as(*predicted_plan, args, kwargs)
             assert attempt.failed
             self._planner.not_so(args, kwargs)
             key = None  # the model has run

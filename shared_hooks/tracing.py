@@ -81,10 +81,10 @@ class _Once(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said = False
+        self._logged = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        said, self._said = self._said, True
+        said, self._logged = self._logged, True
         return not said
 
 

@@ -63,7 +63,7 @@ class Census:
         self._finder = finder
         self._looked = looked
         self._places: dict[str, list[Place]] = {}
-        self._heard: frozenset[str] = frozenset()
+        self._answering: frozenset[str] = frozenset()
         """The groups of which a replica has answered."""
         self._closed = threading.Event()
 
@@ -77,10 +77,10 @@ class Census:
         """Check now."""
         places = {group: self._finder.all(group, metrics=False) for group in self._finder.groups}
         before = self._replicas()
-        self._heard = frozenset(group for group, found in places.items() if found)
+        self._answering = frozenset(group for group, found in places.items() if found)
         # A group that does not answer is assumed to serve what it served: its next replica will.
         self._places = {group: found or self._places.get(group, []) for group, found in places.items()}
-        self._looked(bool(self._heard), bool(before) and self._replicas() != before)
+        self._looked(bool(self._answering), bool(before) and self._replicas() != before)
 
     def metrics(self) -> Iterator[tuple[str, str]]:
         """(replica, its metrics), requested now."""
@@ -93,7 +93,7 @@ class Census:
         answers.
         """
         wanted = [one for one in self._finder.groups if not (ids := self._models(one)) or _may(caller, ids)]
-        found = [group for group in wanted if group in self._heard]
+        found = [group for group in wanted if group in self._answering]
         if wanted and not found:
             raise ServerUnavailable("no replica answers: try again later")
         return found

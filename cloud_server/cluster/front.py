@@ -36,10 +36,10 @@ LABEL = "replica"
 
 
 class Together(Collector):
-    """Merges metrics. ``ask``: returns (name, metrics in Prometheus's text format) of each source, now."""
+    """Merges metrics. ``sources``: returns (name, metrics in Prometheus's text format) of each source, now."""
 
-    def __init__(self, ask: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        self._ask = ask
+    def __init__(self, sources: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        self._sources = sources
 
     def describe(self) -> list[Metric]:
         """Empty: metrics are not announced in advance."""
@@ -47,7 +47,7 @@ class Together(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for replica, text in self._ask():
+        for replica, text in self._sources():
             for family in text_string_to_metric_families(text):
                 whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 whole.samples += [_labelled(sample, replica) for sample in family.samples]
@@ -179,10 +179,10 @@ class Front:
         self._listener.unwell()
         limit = time.monotonic() + self.limits.drain_seconds
         self._listener.server.stop(self.limits.drain_seconds + CLOSE_SECONDS)
-        self._calls.tell_all()
+        self._calls.notify_all_calls()
         while self._calls.under_way() and time.monotonic() < limit:
             time.sleep(0.05)
-            self._calls.tell_all()  # including those about to greet
+            self._calls.notify_all_calls()  # including those about to greet
 
     def close(self) -> None:
         """End the remaining calls."""
@@ -213,10 +213,10 @@ class Front:
         self.lifecycle.register(counts)
         self._stack.callback(self.lifecycle.remove, counts)
 
-        def everybody() -> Iterator[tuple[str, str]]:
+        def sources_of_metrics() -> Iterator[tuple[str, str]]:
             yield f"front-{os.getpid()}", text(own)
             yield from self._census.metrics()
 
         registry = CollectorRegistry()
-        registry.register(Together(everybody))
+        registry.register(Together(sources_of_metrics))
         page.serve(registry)

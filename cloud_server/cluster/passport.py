@@ -64,7 +64,7 @@ class Passports(Register):
         self._hash = hash_of(secret)
 
     @property
-    def asks(self) -> bool:
+    def requires_credentials(self) -> bool:
         return True
 
     def check(self, shown: Credentials) -> None:

@@ -40,7 +40,7 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 
 log = logging.getLogger(__name__)
 
-TELL_BEATS: Final = 3
+NOTIFY_BEATS: Final = 3
 """Heartbeats within which a client learns, with its next frame, that it must leave."""
 
 
@@ -79,7 +79,7 @@ class ProxiedCall:
         """
         if self.reported or self.beat is None or self.leave is None:
             return True
-        return time.monotonic() < self.leave + TELL_BEATS * self.beat
+        return time.monotonic() < self.leave + NOTIFY_BEATS * self.beat
 
     def holding(self, idle_seconds: float) -> Holding[ProxiedCall]:
         """Return a call, for eviction: those whose client does not fetch go first, the longest first."""
@@ -170,7 +170,7 @@ class ProxiedCalls:
             if there != stay.replica:
                 stay.leave = time.monotonic()
 
-    def tell_all(self) -> None:
+    def notify_all_calls(self) -> None:
         """Ask every client to leave, with its next frame."""
         with self._lock:
             for stay in self._stays:
@@ -226,7 +226,7 @@ class Relay:
             session, frames = key(caller, hello.client_id), chain([first], _until_broken(incoming))
             wished = hello.heartbeat_ms / 1000 or math.inf
             beat = max(wished, self._limits.heartbeat_seconds)
-            yield from self.hand_on(SESSION, group, session, caller, frames, context, beat)
+            yield from self.forward_to_next(SESSION, group, session, caller, frames, context, beat)
         except IsthmusError as error:
             self._auth.refuse(SESSION, context, error)
 
@@ -246,7 +246,7 @@ class Relay:
         check_form(frame.hello)
         return first, frame.hello
 
-    def hand_on(
+    def forward_to_next(
         self,
         method: str,
         group: str,
@@ -304,7 +304,7 @@ class Relay:
         try:
             caller = self._auth.caller(context)
             frames = _until_broken(incoming)
-            yield from self.hand_on(PROBE, self._census.any(caller), caller.account, caller, frames, context)
+            yield from self.forward_to_next(PROBE, self._census.any(caller), caller.account, caller, frames, context)
         except IsthmusError as error:
             self._auth.refuse(PROBE, context, error)
 
@@ -316,13 +316,13 @@ class Relay:
         """Return the models that this caller may use."""
         reply = split_pb2.ListModelsReply(unix_seconds=int(time.time()))
         try:
-            for said in self.ask_groups(LIST_MODELS, request, context):
+            for said in self.query_groups(LIST_MODELS, request, context):
                 reply.models.extend(split_pb2.ListModelsReply.FromString(said).models)
         except IsthmusError as error:
             self._auth.refuse(LIST_MODELS, context, error)
         return reply
 
-    def ask_groups(self, method: str, request: Message, context: grpc.ServicerContext) -> list[bytes]:
+    def query_groups(self, method: str, request: Message, context: grpc.ServicerContext) -> list[bytes]:
         """Return a replica's answer for each group that serves what the caller may use. Raises ServerUnavailable if
         none answers.
         """
@@ -348,7 +348,7 @@ class Relay:
             wanted: Any = request
             group = self._census.group(caller, getattr(wanted, "model_id", ""), getattr(wanted, "weights_hash", ""))
             frames = iter([request.SerializeToString()])
-            yield from self.hand_on(method, group, caller.account, caller, frames, context)
+            yield from self.forward_to_next(method, group, caller.account, caller, frames, context)
         except IsthmusError as error:
             self._auth.refuse(method, context, error)
 
@@ -479,7 +479,7 @@ class InferenceRelay:
             caller = self._auth.caller(context)
             data = self._auth.message(incoming, context)
             model = _model_of(data)
-            answers = self._hand_on(INFER, model, caller, iter([data]), context)
+            answers = self._forward_call(INFER, model, caller, iter([data]), context)
             del data
             party = Party(caller.account, caller.peer)
             with closing(answers), self._held.hold(party, context.cancel) as hold:
@@ -489,12 +489,12 @@ class InferenceRelay:
         except IsthmusError as error:
             self._auth.refuse(INFER, context, error)
 
-    def _hand_on(
+    def _forward_call(
         self, method: str, model: str, caller: Caller, frames: Iterator[bytes], context: grpc.ServicerContext
     ) -> Generator[bytes, None, None]:
         group = self._census.group(caller, model) if model else self._census.any(caller)
         session = caller.account if counted(caller.policy) else secrets.token_hex(4)
-        return self._relay.hand_on(method, group, session, caller, frames, context)
+        return self._relay.forward_to_next(method, group, session, caller, frames, context)
 
     def _about(self, name: str, read: Callable[[bytes], Any]) -> grpc.RpcMethodHandler[Any, Any]:
         method = f"/{INFERENCE}/{name}"
@@ -503,7 +503,7 @@ class InferenceRelay:
             try:
                 caller = self._auth.caller(context)
                 model = getattr(asked, "name", "")
-                return only(self._hand_on(method, model, caller, iter([asked.SerializeToString()]), context))
+                return only(self._forward_call(method, model, caller, iter([asked.SerializeToString()]), context))
             except IsthmusError as error:
                 self._auth.refuse(method, context, error)
 
@@ -513,7 +513,7 @@ class InferenceRelay:
         """Return the models that this caller may use, each once."""
         method, found = f"/{INFERENCE}/RepositoryIndex", pb.RepositoryIndexResponse()
         try:
-            for said in self._relay.ask_groups(method, asked, context):
+            for said in self._relay.query_groups(method, asked, context):
                 for one in pb.RepositoryIndexResponse.FromString(said).models:
                     if one not in found.models:
                         found.models.append(one)

@@ -303,7 +303,7 @@ class Processes:
         with self._lock:
             self._pools += made
         for pool in made:
-            pool.crew.on_warm = self._tell
+            pool.crew.on_warm = self._report_warm
         rest = {entry.spec.model_id for entry in entries}
 
         def close_of(name: str) -> Callable[[str], None]:
@@ -349,7 +349,7 @@ class Processes:
             self._ended += sum(pool.crew.deaths for pool in pools)
         for pool in pools:
             pool.close()
-        self._tell(True)
+        self._report_warm(True)
 
-    def _tell(self, _: bool) -> None:
+    def _report_warm(self, _: bool) -> None:
         self.on_warm(self.warm)

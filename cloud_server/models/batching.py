@@ -62,7 +62,7 @@ class BatchedTails:
         if found is None:
             return None
         if end is None:
-            self.ways.came(found)
+            self.ways.record(found)
         return BatchKey((BATCH, found.batch_key), found.rows)
 
     def compatible_keys(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> list[Hashable]:

@@ -23,7 +23,7 @@ from shared_hooks.forward import interruptible
 from shared_hooks.generation import DecodingTail as OwnTail
 from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.generation.remote_tensor import STEP_BYTES
-from shared_hooks.generation.session import Said
+from shared_hooks.generation.session import Message
 from shared_hooks.generation.together import Ended, Outcome, Together
 from shared_hooks.lifecycle import Stage
 from shared_hooks.observers import transforms
@@ -217,9 +217,9 @@ class BegunStep:
         self._tails = tails
         self._session = session
         self._tail = session.held()
-        self._done: Said = {}, []
+        self._done: Message = {}, []
         self._changed: tuple[str, ...] = ()
-        self._rest: Callable[[], Said] | None = None
+        self._rest: Callable[[], Message] | None = None
         lifecycle, started = tails.wrapped.lifecycle, time.perf_counter_ns()
         lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         asked, tensors = Parcel.tensors(header, payload, tails.step_bytes)
@@ -279,7 +279,7 @@ class BegunStep:
         finally:
             self._session.check_model()
 
-    def _packed(self, done: Said, **more: Any) -> Computed:
+    def _packed(self, done: Message, **more: Any) -> Computed:
         said, outputs = done
         lifecycle, began = self._tails.wrapped.lifecycle, time.perf_counter_ns()
         lifecycle.emit(Stage.BEFORE_ENCODE, value=done)

@@ -98,7 +98,7 @@ class Profiles:
             with self._place(caller):
                 yield from takewhile(lambda _: wanted(), self._onward(request))
             return
-        data = None if request.fresh else self._at_hand(settings)
+        data = None if request.fresh else self._known(settings)
         if data is None:
             with self._place(caller):
                 while not self._one.acquire(timeout=WAIT_SECONDS):
@@ -106,7 +106,7 @@ class Profiles:
                         return
                     yield _progress(0, 0, "waiting for another profile")
                 try:
-                    data = None if request.fresh else self._at_hand(settings)  # a profile that was waited for may serve
+                    data = None if request.fresh else self._known(settings)  # a profile that was waited for may serve
                     if data is None:
                         data = yield from self._measure(engine, settings, caller, wanted)
                         self._keep(settings, data)
@@ -114,7 +114,7 @@ class Profiles:
                     self._one.release()
         yield split_pb2.ProfileReply(profile=data)
 
-    def _at_hand(self, settings: _Wanted) -> bytes | None:
+    def _known(self, settings: _Wanted) -> bytes | None:
         with self._lock:
             return self._kept.get(settings)
 
@@ -204,7 +204,7 @@ class Profiles:
         def on_progress(done: int, total: int, what: str) -> None:
             nonlocal said
             if engine.profile_gives_way:
-                self._workers.let_others_go_first(payer)
+                self._workers.yield_to_others(payer)
             if left.is_set():
                 raise Cancelled("this profile is no longer waited for")
             if (done, total, what) != said:

@@ -346,7 +346,7 @@ class RestTask(StepTask):
 
 
 @dataclass(frozen=True)
-class Asked:
+class StepRequest:
     """A worker's request to the next server: the arguments of `Link.step`, with packed tensors."""
 
     session: int

@@ -160,7 +160,7 @@ class Crew:
                 for worker in self._idle:
                     worker.forget()
             wait = self._start_missing()
-            self._tell()
+            self._report_warm()
             self._sleep(wait)
 
     def _sleep(self, seconds: float) -> None:
@@ -220,7 +220,7 @@ class Crew:
         """Process a worker's first message: that it is warm, or why it cannot start."""
         try:
             identities = worker.identities()
-            if self.identities and not _alike(identities, self.identities):
+            if self.identities and not _same_models(identities, self.identities):
                 text = "it serves other models than those announced: files have changed, tell the server (SIGHUP)"
                 raise Disagreement(text)
         except (Lost, TimeoutError):
@@ -279,7 +279,7 @@ class Crew:
                 self._workers.append(worker)
         return LOOK_SECONDS
 
-    def _tell(self) -> None:
+    def _report_warm(self) -> None:
         warm = self.warm > 0
         if warm != self._was_warm:
             self._was_warm = warm
@@ -312,6 +312,6 @@ class Crew:
         os.close(self._wake)
 
 
-def _alike(mine: Sequence[Identity], theirs: Sequence[Identity]) -> bool:
+def _same_models(mine: Sequence[Identity], theirs: Sequence[Identity]) -> bool:
     """Return whether two workers serve the same models."""
     return len(mine) == len(theirs) and all(one.is_like(other) for one, other in zip(mine, theirs, strict=True))

@@ -18,13 +18,13 @@ from cloud_server.models import Computed, End, EngineSession, FileRead, Followin
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.processes.channel import (
     MAX_BYTES,
-    Asked,
     Lost,
     ManifestTask,
     ProfileTask,
     RestTask,
     SessionTask,
     SharedMemory,
+    StepRequest,
     StepTask,
     Task,
 )
@@ -165,7 +165,7 @@ class Pool:
                 text = "a worker ended under this request after it had begun to write to what came; send it again"
                 raise ServerUnavailable(text) from error
 
-    def step(self, task: StepTask, worker: WorkerProcess) -> Computed | Asked:
+    def step(self, task: StepTask, worker: WorkerProcess) -> Computed | StepRequest:
         """Run a step, or the rest of one, in the worker that has its session. Raises as `run`, and SessionLost if that
         has ended.
         """
@@ -177,7 +177,7 @@ class Pool:
         """Open a session in a worker. Raises as `step`."""
         self._crashes.check(account)
         with self._of_session(account, worker):
-            worker.ask(task, self._patience, lambda *_: None)
+            worker.request_bytes(task, self._patience, lambda *_: None)
 
     @contextmanager
     def _of_session(self, account: str, worker: WorkerProcess) -> Iterator[None]:
@@ -187,11 +187,11 @@ class Pool:
         except (_Ended, Lost) as ended:
             raise SessionLost(f"its worker process {ended}") from None
 
-    def ask(self, task: ProfileTask | ManifestTask, on_progress: Progress = lambda *_: None) -> bytes:
+    def request_bytes(self, task: ProfileTask | ManifestTask, on_progress: Progress = lambda *_: None) -> bytes:
         """Get bytes from a worker: a profile as JSON, or a manifest. Raises as `run`; it is not repeated."""
         try:
             with self._taken("") as worker:
-                return worker.ask(task, self._patience, on_progress)
+                return worker.request_bytes(task, self._patience, on_progress)
         except _Ended as ended:
             raise WorkerLost(f"the worker that was asked {ended}") from None
 
@@ -255,7 +255,7 @@ class PooledModel:
 
     @cached_property
     def _manifest(self) -> Manifest:
-        return decode(self._pool.ask(ManifestTask(self.identity.model_id)))
+        return decode(self._pool.request_bytes(ManifestTask(self.identity.model_id)))
 
     def manifest(self) -> Manifest:
         """Return the manifest of the workers' model."""
@@ -391,7 +391,7 @@ class PooledModel:
     ) -> dict[str, Any]:
         """Measure in a worker, whose turn it takes."""
         task = ProfileTask(self.identity.model_id, warmup, repetitions, seconds, tuple(codecs))
-        found: dict[str, Any] = json.loads(self._pool.ask(task, on_progress))
+        found: dict[str, Any] = json.loads(self._pool.request_bytes(task, on_progress))
         return found
 
 
@@ -419,7 +419,7 @@ class PooledSession:
         """
         return self._model.step(self, header, payload)
 
-    def send(self, asked: Asked) -> StepReply:
+    def send(self, asked: StepRequest) -> StepReply:
         """Send the worker's request to the next server, with a session number that is unique there. Raises as
         `Link.step`.
         """

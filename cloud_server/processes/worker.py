@@ -33,7 +33,7 @@ from cloud_server.arguments import parser
 from cloud_server.config import ModelEntry, ServerConfig, configure
 from cloud_server.models import Computed, End, Following, ServedModel, inexact
 from cloud_server.processes import ranks
-from cloud_server.processes.channel import MAX_BYTES, Asked, Channel, Lost, Mapping, Message
+from cloud_server.processes.channel import MAX_BYTES, Channel, Lost, Mapping, Message, StepRequest
 from cloud_server.processes.worker_process import Share
 from cloud_server.scheduling import Overtime, Watchdog
 from shared_hooks import Crossing
@@ -213,7 +213,7 @@ class Worker:
             if head["do"] == "forget":
                 continue
             if head["do"] in ("profile", "manifest", "session"):
-                self._tell(head)
+                self._send_bytes(head)
             else:
                 self._answer(head, parts)
 
@@ -223,19 +223,19 @@ class Worker:
         start, nbytes = head["at"], head["bytes"]
         array = self._mapping.array(start, nbytes)
         seen = weakref.ref(array)
-        said, data = self._said(head, parts[0], memoryview(array), parts[1:])  # type: ignore[arg-type]
+        said, data = self._replied(head, parts[0], memoryview(array), parts[1:])  # type: ignore[arg-type]
         del array
         if nbytes and seen() is not None:
             self._kept[start] = seen, nbytes
-        self._say({**said, "kept": self._still_kept()}, *data)
+        self._send({**said, "kept": self._still_kept()}, *data)
 
-    def _said(self, head: dict[str, Any], header: bytes, payload: memoryview, more: Sequence[bytes]) -> Message:
+    def _replied(self, head: dict[str, Any], header: bytes, payload: memoryview, more: Sequence[bytes]) -> Message:
         """Return the answer to a request. When this returns, the request's memory is free, unless the model or a hook
         keeps it.
         """
         try:
             computed = self._tail(head, header, payload, more)
-            if isinstance(computed, Asked):
+            if isinstance(computed, StepRequest):
                 asked = {"is": "next?", "session": computed.session, "step": computed.step, "fork": computed.fork}
                 return asked, [computed.header, computed.payload]
             digest, description = computed.cut or ("", b"")
@@ -250,7 +250,7 @@ class Worker:
 
     def _tail(
         self, head: dict[str, Any], header: bytes, payload: memoryview, more: Sequence[bytes]
-    ) -> Computed | Asked:
+    ) -> Computed | StepRequest:
         """Run the tail. Raises an IsthmusError, or Lost."""
         model, observers = self._models[head["model"]], tuple(head["observers"])
         inexact.set(head["inexact"])
@@ -288,12 +288,12 @@ class Worker:
             self._rests[session] = _Rest(computed.rest)
         return computed
 
-    def _rest(self, head: dict[str, Any], header: bytes, payload: bytes) -> Computed | Asked:
+    def _rest(self, head: dict[str, Any], header: bytes, payload: bytes) -> Computed | StepRequest:
         rest = self._rests.pop(head["session"], None)
         if rest is None:
             raise SessionLost("its worker process does not have it")
         found = rest.go() if head["answered"] is None else rest.go((head["answered"], header, payload))
-        if isinstance(found, Asked):
+        if isinstance(found, StepRequest):
             self._rests[head["session"]] = rest
         return found
 
@@ -314,13 +314,13 @@ class Worker:
         return places
 
     def _room(self, nbytes: int) -> int:
-        self._say({"is": "room?", "bytes": nbytes})
+        self._send({"is": "room?", "bytes": nbytes})
         head, _ = self._channel.receive()
         if head["at"] < 0:
             raise ServerUnavailable(head["message"])
         return int(head["at"])
 
-    def _say(self, head: dict[str, Any], *parts: bytes) -> None:
+    def _send(self, head: dict[str, Any], *parts: bytes) -> None:
         self._channel.send({**head, "number": self._number}, *parts)
 
     def _still_kept(self) -> list[int]:
@@ -333,7 +333,7 @@ class Worker:
         """Return the description of a cut, which is sent once, and again if it was evicted."""
         known = self._crossings.get(digest, SERVER)
         if known is None:
-            self._say({"is": "cut?"})
+            self._send({"is": "cut?"})
             _, (data,) = self._channel.receive()
             known = decode(data, self._limits.max_request_bytes, remember=False)  # checked by the server already
             self._crossings.put(digest, known, decoded_bytes(data) + known.working_bytes, SERVER)
@@ -341,7 +341,7 @@ class Worker:
 
     # Messages answered with bytes
 
-    def _tell(self, head: dict[str, Any]) -> None:
+    def _send_bytes(self, head: dict[str, Any]) -> None:
         try:
             model = self._models[head["model"]]
             if head["do"] == "session":
@@ -357,11 +357,11 @@ class Worker:
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             said = _failure(failure)
-        self._say({**said[0], "kept": self._still_kept()}, *said[1])
+        self._send({**said[0], "kept": self._still_kept()}, *said[1])
 
     def _profile(self, model: ServedModel, head: dict[str, Any]) -> bytes:
         def on_progress(done: int, total: int, what: str) -> None:
-            self._say({"is": "progress", "done": done, "total": total, "what": what})
+            self._send({"is": "progress", "done": done, "total": total, "what": what})
             answer, _ = self._channel.receive()
             if answer["do"] != "go on":
                 raise Cancelled("this profile is no longer waited for")
@@ -389,15 +389,15 @@ _asking: ContextVar[_Rest] = ContextVar("isthmus_rest")
 
 class _Rest:
     """The second half of a step in the middle of a chain: a thread that runs while `go` waits for it, and waits in
-    `ask` for the next server.
+    `request_next` for the next server.
     """
 
     def __init__(self, rest: Callable[[], Computed]) -> None:
-        self._found: queue.SimpleQueue[Computed | Asked | BaseException] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Computed | StepRequest | BaseException] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=copy_context().run, args=(self._run, rest), daemon=True)
 
-    def go(self, answer: _Answer | None = None) -> Computed | Asked:
+    def go(self, answer: _Answer | None = None) -> Computed | StepRequest:
         """Run it up to its end, or to its next request to the next server. Raises its error."""
         if answer is None:
             self._thread.start()
@@ -408,7 +408,7 @@ class _Rest:
             raise found
         return found
 
-    def ask(self, asked: Asked) -> _Answer:
+    def request_next(self, asked: StepRequest) -> _Answer:
         """Ask the next server. Called by its own thread."""
         self._found.put(asked)
         answer = self._answers.get()
@@ -441,7 +441,9 @@ class _Next:
     ) -> StepReply:
         """As `Link.step`."""
         parcel = Parcel.of_tensors(header, tensors)
-        head, said, payload = _asking.get().ask(Asked(session, number, fork, parcel.header, b"".join(parcel.buffers)))
+        head, said, payload = _asking.get().request_next(
+            StepRequest(session, number, fork, parcel.header, b"".join(parcel.buffers))
+        )
         if "error" in head:
             raise by_name(head["error"])(head["message"])
         found = Parcel.tensors(said, bytearray(payload), len(payload) + MAX_BYTES)

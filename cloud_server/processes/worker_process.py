@@ -37,7 +37,6 @@ from google.protobuf.message import DecodeError
 
 from cloud_server.models import Computed, Identity, Progress
 from cloud_server.processes.channel import (
-    Asked,
     Channel,
     Lost,
     ManifestTask,
@@ -45,6 +44,7 @@ from cloud_server.processes.channel import (
     RestTask,
     SessionTask,
     SharedMemory,
+    StepRequest,
     Task,
 )
 from protos.isthmus.v1 import split_pb2
@@ -147,7 +147,7 @@ class WorkerProcess:
         except (KeyError, TypeError) as error:
             raise Lost(f"no identities: {error}") from error
 
-    def run(self, task: Task, seconds: float) -> Computed | Asked:
+    def run(self, task: Task, seconds: float) -> Computed | StepRequest:
         """Return the answer to a request; to a `RestTask` perhaps a request to the next server.
 
         Raises what the worker raises, Lost, and TimeoutError after ``seconds``.
@@ -174,7 +174,7 @@ class WorkerProcess:
                     self._keep(head["kept"])
                     if kind == "next?":
                         fork = None if head["fork"] is None else (int(head["fork"][0]), int(head["fork"][1]))
-                        return Asked(int(head["session"]), int(head["step"]), fork, parts[0], parts[1])
+                        return StepRequest(int(head["session"]), int(head["step"]), fork, parts[0], parts[1])
                     if kind == "reply":
                         return self._computed(head, parts, (payload, room))
                     self.spent = self.spent or bool(head["spent"])
@@ -198,7 +198,9 @@ class WorkerProcess:
             except (Lost, TimeoutError):
                 pass  # it has ended; the next caller notices
 
-    def ask(self, task: ProfileTask | ManifestTask | SessionTask, seconds: float, on_progress: Progress) -> bytes:
+    def request_bytes(
+        self, task: ProfileTask | ManifestTask | SessionTask, seconds: float, on_progress: Progress
+    ) -> bytes:
         """As `run`, for an answer that is bytes; ``seconds``: between two progress messages.
 
         An error raised by ``on_progress`` ends it.

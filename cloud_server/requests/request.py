@@ -130,7 +130,7 @@ class State(Enum):
     RECEIVING = "receiving"  # announced; its payload is still arriving
     QUEUED = "queued"  # complete, waiting for a worker
     RUNNING = "running"  # its tail is being computed, which cannot be interrupted
-    HANDED_ON = "handed on"  # its part is computed, and the next server of its chain computes the rest
+    FORWARDED = "handed on"  # its part is computed, and the next server of its chain computes the rest
     OVER = "over"  # answered, failed, cancelled or abandoned
 
 

@@ -28,7 +28,7 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 # What a request is answered with: its result or its error, as frames.
 
 
-class Handed(NamedTuple):
+class NextAnswer(NamedTuple):
     """A part of a request that the next server of its chain has answered. ``took_ns``: since it was passed on."""
 
     server: str
@@ -56,7 +56,7 @@ def computed_answer(request: Request, computed: Computed, started_ns: int, load:
     return Answer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
 
 
-def joined_answer(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHeader, hop: Handed) -> Answer:
+def joined_answer(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHeader, hop: NextAnswer) -> Answer:
     """Return the answer of a chain: ``own`` reports this server's part, ``rest`` is the answer of the next server."""
     reply = request.reply = split_pb2.ReplyHeader()
     reply.CopyFrom(own)
@@ -335,7 +335,7 @@ class _Locked:
         ended, table.ended = table.ended, []
         table.lock.release()
         for request, error in ended:  # also if the block raises after one has ended
-            table.hear(request, error)
+            table.run_end_hooks(request, error)
 
 
 class RequestTable:
@@ -366,7 +366,7 @@ class RequestTable:
         self.ended: list[tuple[Request, IsthmusError | None]] = []
         self._ends_unheard = 0
 
-    def hear(self, request: Request, error: IsthmusError | None) -> None:
+    def run_end_hooks(self, request: Request, error: IsthmusError | None) -> None:
         """Run the hooks for the end of a request."""
         if error is not None and not isinstance(error, Cancelled):
             self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
@@ -476,7 +476,7 @@ class RequestTable:
             request.state = State.RUNNING
             return True
 
-    def hand_on(self, request: Request, send: Callable[[], Callable[[], None]]) -> bool:
+    def forward_to_next(self, request: Request, send: Callable[[], Callable[[], None]]) -> bool:
         """Pass the rest of a request, whose first part is computed, on to the next server; `finish` follows.
 
         ``send`` returns a function that cancels this without blocking. Returns False if the client has cancelled the
@@ -486,7 +486,7 @@ class RequestTable:
             if request.cancelled:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
                 return False
-            request.state = State.HANDED_ON
+            request.state = State.FORWARDED
             leave_line, request.leave_line = request.leave_line, lambda: None
         leave_line()  # the request no longer needs the model
         leave = send()
@@ -543,7 +543,7 @@ class RequestTable:
         with self._locked:
             for request in [request for request in self._live.values() if request.outlet is outlet]:
                 request.outlet = None
-                if request.state not in (State.RUNNING, State.HANDED_ON):
+                if request.state not in (State.RUNNING, State.FORWARDED):
                     self._end(request, Cancelled("its stream ended"))
             self._answers.left(outlet)
             self.changed.notify_all()

@@ -259,7 +259,7 @@ class Costs:
         return len(self._seen.get(name, ())) >= ENOUGH
 
 
-EVERYBODY = None
+ALL_ACCOUNTS = None
 """The name under which `Costs` keeps all tasks."""
 
 
@@ -307,7 +307,7 @@ class _Account:
 class FairQueue:
     """Tasks in the order in which workers take them.
 
-    Each call costs O(log n); `take_alike` is linear in the number of waiting clients. Not thread-safe.
+    Each call costs O(log n); `take_batchable` is linear in the number of waiting clients. Not thread-safe.
     """
 
     def __init__(self, workers: int = 1) -> None:
@@ -363,7 +363,7 @@ class FairQueue:
         assert client is not None, "an account waits without a client that does"
         return self._taken(name, client)
 
-    def take_alike(self, keys: Collection[Hashable], most: int, most_bytes: float = math.inf) -> list[Task]:
+    def take_batchable(self, keys: Collection[Hashable], most: int, most_bytes: float = math.inf) -> list[Task]:
         """Take tasks that can share a batch with the given keys: up to ``most`` rows and ``most_bytes``.
 
         Only the next task of each client is considered; clients with the least service come first.
@@ -423,7 +423,7 @@ class FairQueue:
         account.flows.end(payer.client, task.guess, seconds)
         self._flows.end(payer.account, task.guess, seconds)
         if counts:
-            for name in ((payer.account, payer.client), payer.account, EVERYBODY):
+            for name in ((payer.account, payer.client), payer.account, ALL_ACCOUNTS):
                 self._costs.add(name, seconds)
         self._tidy(payer.account, account)
 
@@ -431,7 +431,7 @@ class FairQueue:
         """Return the expected duration of a task of this client in seconds, from its own tasks, its account's
         or all.
         """
-        for name in ((payer.account, payer.client), payer.account, EVERYBODY):
+        for name in ((payer.account, payer.client), payer.account, ALL_ACCOUNTS):
             guess = self._costs.guess(name)
             if guess is not None:
                 return guess

@@ -76,7 +76,7 @@ class Trim:
 
 
 AGAIN_SECONDS = 1.0
-COMES_WITHIN = 100
+ARRIVES_WITHIN = 100
 """Iterations of an empty loop within which Python delivers an exception raised from another thread."""
 
 
@@ -153,7 +153,7 @@ class Watchdog:
                 if thread in self._raised:
                     # An exception still pending is delivered here. Withdrawing it (SetAsyncExc with NULL) would make
                     # CPython 3.11 check for it at every call and loop, and under a profiler forever.
-                    for _ in range(COMES_WITHIN):
+                    for _ in range(ARRIVES_WITHIN):
                         pass
                     self._raised.discard(thread)
                 break
@@ -363,7 +363,7 @@ class Scheduler:
             keys.update(task.compatible_keys(task.batch_key, partial(self._rows_of, task), self._limits.rows))
         there = task.rows + sum(map(self._queue.waiting, keys))
         rows = max((size for size in self._preferred if task.rows < size <= there), default=self._limits.rows)
-        return [task, *self._queue.take_alike(keys, rows - task.rows, self._limits.nbytes - task.nbytes)]
+        return [task, *self._queue.take_batchable(keys, rows - task.rows, self._limits.nbytes - task.nbytes)]
 
     def _rows_of(self, taken: Task, batch_key: Hashable) -> int:
         """Return the rows with this key that wait, or belong to the task just taken."""
@@ -384,7 +384,7 @@ class Scheduler:
                 break
             self._changed.wait(left)
             room = self._limits.nbytes - sum(task.nbytes for task in tasks)
-            tasks += self._queue.take_alike({task.batch_key for task in tasks}, self._limits.rows - rows, room)
+            tasks += self._queue.take_batchable({task.batch_key for task in tasks}, self._limits.rows - rows, room)
         if self._queue:
             self._changed.notify()  # this thread's notification may have been meant for another idle one
 
@@ -506,7 +506,7 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def let_others_go_first(self, payer: Payer) -> None:
+    def yield_to_others(self, payer: Payer) -> None:
         """Serve tasks that take precedence over the long-running task of ``payer``, in its own thread.
 
         The task is charged for its time so far; accounts that have received less service since then go first.

@@ -211,7 +211,7 @@ class Uploads:
                 self._hub.turned_away(self._payer)
             unfinished = self._receiving.pop(frame.id, None)
             if unfinished is None or unfinished.state is State.OVER:
-                self._tell(frame, error)
+                self._report_refused(frame, error)
             else:
                 self._hub.requests.abandon(unfinished, error)
             missing = (
@@ -407,7 +407,7 @@ class Uploads:
         self._skip(id)
         self._outlet.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
 
-    def _tell(self, frame: split_pb2.RequestHeader, error: IsthmusError) -> None:
+    def _report_refused(self, frame: split_pb2.RequestHeader, error: IsthmusError) -> None:
         """Run the error hooks for a request that was not accepted."""
         self._hub.lifecycle.emit(
             Stage.ON_ERROR, about(frame, -1, self._engine, self._outlet), where="request", error=error
@@ -461,7 +461,7 @@ class StreamSession:
         self._area: Area | None = None
         """Shared memory in which a client on this machine may put payloads."""
         self._phase = Phase.GREETING
-        self._opened = self._heard = self._moved = time.monotonic()
+        self._opened = self._received_at = self._moved = time.monotonic()
         """When the stream began; when the last frame came; when something was last fetched, or began to be sent."""
         self._sending = False  # an answer
         self.on_drop: Callable[[], object] = _nothing
@@ -474,7 +474,7 @@ class StreamSession:
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
         self.undelivered = 0
         """The number of answers that the client has not begun to fetch."""
-        self._drain_said = False  # whether the client was informed of a drain
+        self._drain_announced = False  # whether the client was informed of a drain
         self._beat: float | None = None  # seconds of silence after which a heartbeat is sent; None: never
         self._room = 2 * hub.limits.max_in_flight + 64
 
@@ -496,7 +496,7 @@ class StreamSession:
     @property
     def silent_seconds(self) -> float:
         """Seconds since the last frame came, or an answer was fetched."""
-        return time.monotonic() - max(self._heard, self._moved)
+        return time.monotonic() - max(self._received_at, self._moved)
 
     @property
     def is_greeted(self) -> bool:
@@ -519,7 +519,7 @@ class StreamSession:
             self._ready.wait_for(lambda: len(self._outbox) < self._room or self._phase is Phase.OVER)
             if self._phase is Phase.OVER or self._error is not None:
                 return False
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         try:
             with self.turn, self._reading:
                 self._take(frame)
@@ -711,9 +711,9 @@ class StreamSession:
     def drain(self) -> None:
         """Inform the client, once, that the server shuts down; a stream before its handshake is refused there."""
         with self._lock:
-            if self._phase is Phase.GREETING or self._drain_said:
+            if self._phase is Phase.GREETING or self._drain_announced:
                 return
-            self._drain_said = True
+            self._drain_announced = True
         self.send(wire.draining())
 
     def broke(self, error: IsthmusError) -> None:

@@ -27,7 +27,7 @@ class _Guest:
         self.cut = cut
         self.refused: IsthmusError | None = None
         """Why it must end."""
-        self.tell: Callable[[IsthmusError], object] | None = None
+        self.notify: Callable[[IsthmusError], object] | None = None
 
 
 class ActiveCalls:
@@ -65,16 +65,16 @@ class ActiveCalls:
             guest = self._inside.get(call)
         return None if guest is None else guest.refused
 
-    def when_sent_away(self, call: Hashable, tell: Callable[[IsthmusError], object]) -> None:
-        """Let ``tell`` end the call with an error, from any thread, when its credentials expire."""
+    def when_sent_away(self, call: Hashable, notify: Callable[[IsthmusError], object]) -> None:
+        """Let ``notify`` end the call with an error, from any thread, when its credentials expire."""
         with self._lock:
             guest = self._inside.get(call)
             if guest is None:
                 return
-            guest.tell = tell
+            guest.notify = notify
             refused = guest.refused
         if refused is not None:
-            tell(refused)
+            notify(refused)
 
     def look_again(self) -> None:
         """End the calls that would not be authenticated now, or not as the same identity."""
@@ -91,9 +91,9 @@ class ActiveCalls:
                 error = refused
             log.info("%s is sent away: %s", guest.caller.account, error)
             with self._lock:
-                guest.refused, tell = error, guest.tell
-            if tell is not None:
-                tell(error)
+                guest.refused, notify = error, guest.notify
+            if notify is not None:
+                notify(error)
             leaving.append(guest)
         if leaving:
             timer = threading.Timer(LEAVE_SECONDS, lambda: self._cut(leaving))

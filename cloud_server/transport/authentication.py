@@ -111,7 +111,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
 
     def _looks_at(self, metadata: Any) -> bool:
         """Return whether callers must authenticate, or another server vouches for this one."""
-        return self._register.asks or bool(passport_in(metadata or ()))
+        return self._register.requires_credentials or bool(passport_in(metadata or ()))
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
         """gRPC's entry point: the method's own handler, or one that refuses."""
@@ -221,7 +221,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
                 yield place
             finally:
                 if place.error is not None:
-                    self._heard(method, context, place.error)
+                    self._report_refused(method, context, place.error)
 
     def _guarded(self, method: str, handler: Any) -> Any:
         """Return the handler behind a check of the connection's certificate."""
@@ -246,10 +246,10 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
 
     def refuse(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
         """Refuse a call; reported to hooks and logged, within what the caller may write there."""
-        self._heard(method, context, error)
+        self._report_refused(method, context, error)
         abort(context, error)
 
-    def _heard(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> None:
+    def _report_refused(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> None:
         caller = self.active_calls.caller(context) or Caller(context.peer())
         with on_behalf_of(caller.account):
             self._house.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
@@ -271,7 +271,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         caller = self.active_calls.caller(context)
         if caller is not None:
             return caller
-        if self._register.asks:
+        if self._register.requires_credentials:
             raise NotAuthenticated("the call has ended")
         return Caller(context.peer())
 

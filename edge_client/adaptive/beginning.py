@@ -25,7 +25,7 @@ from edge_client.planning.partitioners import ByObjective, Partitioner, find_par
 from edge_client.planning.predict import predict, watts_of
 from edge_client.probing import LinkProber, fetch_profile, probe
 from edge_client.screen import in_notebook
-from edge_client.survey import Gathered, Wanted, asked_of_servers, edge_profile, gather, probe_sizes, with_books
+from edge_client.survey import Gathered, Wanted, edge_profile, gather, measured_by_servers, probe_sizes, with_books
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import ModelSpec
@@ -207,7 +207,7 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
         assert server is not None
         known = loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds
         how: dict[str, Any] = {"patience": FIRST_CALL_SECONDS, "credentials": wanted.credentials}
-        codecs, weights = asked_of_servers(wanted.measured), edge.model.weights_hash
+        codecs, weights = measured_by_servers(wanted.measured), edge.model.weights_hash
         data = fetch_profile(server, *known, on_progress, codecs=codecs, weights_hash=weights, **how)
         cloud = profiles.from_json(data, "cloud", f"the profile that {server} sent")
         profiles.check(cloud, edge.model)

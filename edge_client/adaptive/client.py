@@ -278,8 +278,8 @@ class AutoClient:
 
     def _choose(self, item: Any) -> tuple[Choice, str]:
         """Return the controller's choice, and the cut's name for this item."""
-        self._tell_refused()
-        self._tell_allowed()
+        self._report_refused()
+        self._report_allowed()
         with self.lock:
             choice = self.controller.choose(now_ns())
         self.decisions.choice(choice)
@@ -297,7 +297,7 @@ class AutoClient:
             self._last_networked = name
         return choice, name
 
-    def _tell_refused(self) -> None:
+    def _report_refused(self) -> None:
         """Inform the controller of cuts that witnesses have disabled."""
         for cut, reason in self.client.refused.items():
             with self.lock:
@@ -308,7 +308,7 @@ class AutoClient:
                     self.controller.refuse(name)
             self.decisions.event("refused", cut=cut, reason=reason)
 
-    def _tell_allowed(self) -> None:
+    def _report_allowed(self) -> None:
         """Inform the controller of the cuts that this side may use, when they change."""
         cuts = self.client.cuts
         if cuts == self._allowed:

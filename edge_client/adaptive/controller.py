@@ -117,7 +117,7 @@ class Probing:
     def __init__(self, largest: int) -> None:
         """``largest``: the most bytes that any request takes."""
         self._largest = largest
-        self._last = self._told = self._over = -LONG_AGO  # asked for, goodput known from a transfer, answered
+        self._last = self._measured_at = self._over = -LONG_AGO  # asked for, goodput known from a transfer, answered
         self._due = self._looked = -LONG_AGO
         self._began: int | None = None  # when the current probe began
         self._took = self._bytes = 0
@@ -136,7 +136,7 @@ class Probing:
         it would not change the choice. Called if nothing else prevents a probe.
         """
         doubt = doubtful and now - self._last >= self._doubt_waits
-        if not doubt and (now < self._due or now - self._told < EVERY):
+        if not doubt and (now < self._due or now - self._measured_at < EVERY):
             return None
         if not congested:
             if now - self._looked < EVERY:
@@ -163,7 +163,7 @@ class Probing:
         if self._began is not None:
             self._took = now - self._began
         self._began, self._over = None, now
-        self._last = self._told = max(self._last, now)
+        self._last = self._measured_at = max(self._last, now)
         if news:
             self._replaced = now
             self._doubt_waits, self._waits = SOON, EVERY
@@ -182,7 +182,7 @@ class Probing:
 
     def observed(self, now: int) -> None:
         """Record that a request's transfer has shown the goodput."""
-        self._told = now
+        self._measured_at = now
 
     def moved(self, now: int) -> None:
         """Record a move, after which a better link may matter more. If a probe had caused the previous move, it
@@ -358,7 +358,7 @@ class SplitController:
         """Return the candidate for the next request."""
         self._doubt_server(now)
         if self._partitioner is not None and self._there:
-            return self._ask(self._partitioner, self._candidates())
+            return self._choice_of(self._partitioner, self._candidates())
         near = self._near_now(now)
         candidates = self._candidates(near)
         best, scores = self._decide(candidates)
@@ -394,7 +394,7 @@ class SplitController:
             self._away.doubt()
             self._changed()
 
-    def _ask(self, partitioner: Partitioner, candidates: Sequence[Candidate]) -> Choice:
+    def _choice_of(self, partitioner: Partitioner, candidates: Sequence[Candidate]) -> Choice:
         decision = partitioner.decide(
             Situation(candidates, self._objective, self._constraints, self._edge, self._cloud, self._option)
         )

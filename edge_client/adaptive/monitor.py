@@ -132,7 +132,7 @@ def _shown(value: Any) -> str:
 
 FIRST: Final = 16 << 10
 GROWTH: Final = 4
-TELLS_NS: Final = 10e6
+CLEAR_NS: Final = 10e6
 """The duration of a round that is the link's own time, not a thread's."""
 AGREE: Final = 1.5
 
@@ -152,7 +152,7 @@ def probed(train: Train, rtt_ns: float, largest: int, believed_ns: float, patien
     while True:
         small = max(1, size // 2)
         ns_per_byte = _ns_per_byte(train, size, small, believed_ns, patience_ns)
-        if size >= largest or small * ns_per_byte >= TELLS_NS:
+        if size >= largest or small * ns_per_byte >= CLEAR_NS:
             break
         size = min(largest, GROWTH * size)
     points = [(0, rtt_ns), (small, rtt_ns + small * ns_per_byte), (size, rtt_ns + size * ns_per_byte)]
@@ -174,7 +174,7 @@ def _ns_per_byte(train: Train, large: int, small: int, believed_ns: float, patie
             return patience_ns / (large + small)
         second, whole = second_ns / small, both_ns / (large + small)
         found.append(max(second, whole, 1 / small))
-        slow = small * found[-1] >= TELLS_NS and found[-1] >= AGREE * believed_ns
+        slow = small * found[-1] >= CLEAR_NS and found[-1] >= AGREE * believed_ns
         if whole < AGREE * second and not (slow and large <= FIRST):
             break
     return min(found)

@@ -90,7 +90,7 @@ class LiveLane(WaitingLane):
     def disconnect(self) -> None:
         self._client.close()
 
-    def ask(self, shot: Shot, left: float, ended: Ended) -> None:
+    def request_within(self, shot: Shot, left: float, ended: Ended) -> None:
         pending = self._client.submit(self._load.calls[shot.input], split=self._load.cuts[shot.cut], deadline=left)
         try:
             answer = pending.result()
@@ -248,9 +248,9 @@ class Several:
                 )
                 self._processes.append(process)
                 mine = list(range(number, len(load.codecs), processes))
-                self._say(process, instructions(load, recorded, list(files), folder, mine))
+                self._send(process, instructions(load, recorded, list(files), folder, mine))
             for process in self._processes:
-                self._heard(process)
+                self._receive(process)
         except BaseException:
             self.close()
             raise
@@ -263,15 +263,15 @@ class Several:
                 for one in shots
                 if one.client % self._count == number
             ]
-            self._say(process, {"shots": mine, "begin": begin, "give_up": give_up})
+            self._send(process, {"shots": mine, "begin": begin, "give_up": give_up})
         answers: list[dict[str, Any]] = []
         while len(answers) < len(self._processes):
             try:
-                answers.append(self._heard(self._processes[len(answers)]))
+                answers.append(self._receive(self._processes[len(answers)]))
             except KeyboardInterrupt:
-                interrupts.heard()
+                interrupts.acknowledge()
                 for process in self._processes:
-                    self._say(process, {"stop": True})
+                    self._send(process, {"stop": True})
         return [Fired(**{**one, "ended": [Ended(*row) for row in one["ended"]]}) for one in answers]
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class Several:
         self._stack.close()
 
     @staticmethod
-    def _say(process: subprocess.Popen[str], value: dict[str, Any]) -> None:
+    def _send(process: subprocess.Popen[str], value: dict[str, Any]) -> None:
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(value) + "\n")
@@ -298,7 +298,7 @@ class Several:
             pass  # its last line has the reason
 
     @staticmethod
-    def _heard(process: subprocess.Popen[str]) -> dict[str, Any]:
+    def _receive(process: subprocess.Popen[str]) -> dict[str, Any]:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:

@@ -75,7 +75,7 @@ class Generator:
             if fired.why is None and self._in_a_row >= GONE:  # after the last had been sent
                 fired.why = LOST
         except KeyboardInterrupt:
-            interrupts.heard()
+            interrupts.acknowledge()
             fired.why = "interrupted"
         if not fired.seconds:
             fired.processor, fired.seconds = time.process_time() - before, time.monotonic() - since
@@ -175,7 +175,7 @@ class WaitingLane(ABC):
         self._threads: list[threading.Thread] = []
 
     @abstractmethod
-    def ask(self, shot: Shot, left: float, ended: Ended) -> None:
+    def request_within(self, shot: Shot, left: float, ended: Ended) -> None:
         """Make a request within ``left`` seconds, and store the result in ``ended``. Its exceptions are counted."""
 
     @abstractmethod
@@ -208,7 +208,7 @@ class WaitingLane(ABC):
                 left = intended + self._give_up - time.monotonic()
                 if left <= 0:
                     raise DeadlineExceeded("it waited here, behind others, until then")
-                self.ask(shot, left, ended)
+                self.request_within(shot, left, ended)
             except Exception as failed:  # any failure is counted
                 ended.error = type(failed).__name__
             ended.took_ns = int(1e9 * (time.monotonic() - intended))

@@ -91,6 +91,6 @@ class _LightLane(WaitingLane):
     def disconnect(self) -> None:
         self._client.close()
 
-    def ask(self, shot: Shot, left: float, ended: Ended) -> None:
+    def request_within(self, shot: Shot, left: float, ended: Ended) -> None:
         answer = self._client.infer(*self._calls[shot.input], split=self._cuts[shot.cut], deadline=left)
         ended.bytes_up = answer.bytes_up

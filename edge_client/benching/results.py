@@ -271,7 +271,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     for key in dict.fromkeys([*a["settings"], *b["settings"]]):
         one, other = a["settings"].get(key), b["settings"].get(key)
         if one != other:
-            lines.append(f"{key}: {_said(one)} / {_said(other)}")
+            lines.append(f"{key}: {_short(one)} / {_short(other)}")
     rates = [[one["rate"] for one in each["steps"]] for each in (a, b)]
     for mine, theirs, name in ((rates[0], rates[1], "A"), (rates[1], rates[0], "B")):
         if alone := [f"{rate:g}" for rate in mine if rate not in theirs]:
@@ -284,7 +284,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _said(value: Any) -> str:
+def _short(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -100,7 +100,7 @@ class Benched(Tabular):
         lines.append("goodput: answers within it, a second; latency counts from when a request was to begin")
         if any(not one["latency"][name]["sure"] for one in self.steps for name in ("p50", "p90", "p99")):
             lines.append(f"?: fewer than {FEW_BEYOND} requests are beyond it; more {option('seconds')} make it sure")
-        lines += [line for one in self.steps for line in _told(one)]
+        lines += [line for one in self.steps for line in _lines_of(one)]
         if self.ended is not None:
             lines.append(f"NOT COMPLETE: {printable(self.ended)}")
         narrow = [
@@ -139,7 +139,7 @@ def _ms(one: Mapping[str, Any]) -> str:
     return f"{value / 1e6:.1f}{'' if one['sure'] else '?'}"
 
 
-def _told(one: Mapping[str, Any]) -> list[str]:
+def _lines_of(one: Mapping[str, Any]) -> list[str]:
     at, lines = f"{one['rate']:g}/s", []
     if one["errors"]:
         lines.append(f"{at}: errors: {', '.join(f'{count} {name}' for name, count in one['errors'].items())}")
@@ -243,7 +243,7 @@ def _all(
                     failure = KeyboardInterrupt() if why == "interrupted" else ServerUnavailable(f"{why} at {rate:g}/s")
                     return steps, f"{why} at {rate:g} a second", failure
     except KeyboardInterrupt as error:
-        interrupts.heard()
+        interrupts.acknowledge()
         return steps, "interrupted", error
     return steps, None, None
 

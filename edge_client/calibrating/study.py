@@ -98,7 +98,7 @@ FEW_CODECS: Final = ("fp16", "int8", "int4")
 """Codecs of the first round at every cut, beside the lossless ones."""
 EFFORT: Final[Mapping[str, int]] = {"raw": 0, "bf16": 0, "fp16": 0, "basis": 2}
 """A codec's cost in time, as a rank; 1 for the others. None is suspended for a more expensive one."""
-ALIKE: Final = 1.02
+SIMILAR: Final = 1.02
 """Relative difference in bytes between two cuts that does not justify the later one."""
 
 
@@ -321,7 +321,7 @@ class Study:
         def is_as_good(one: Tally) -> bool:
             return _effort(one) <= _effort(tally) and one.mean_loss <= tally.mean_loss
 
-        return any(is_as_good(one) and one.mean_bytes <= ALIKE * tally.mean_bytes for one in earlier) or (
+        return any(is_as_good(one) and one.mean_bytes <= SIMILAR * tally.mean_bytes for one in earlier) or (
             not self.every_codec
             and any(is_as_good(one) and one.mean_bytes < tally.mean_bytes and one.codec != tally.codec for one in here)
         )

@@ -305,7 +305,7 @@ class Chooser:
         self._followed: Callable[[], Link] | None = None
         self._probing = threading.Lock()  # held by the probing thread
         self._held: dict[str, tuple[str, ...]] = {}  # by cut, the last choice
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
     def link(self) -> Link:
@@ -335,18 +335,18 @@ class Chooser:
         self.begin()
         allowed = self.codecs.allowed(early.layer_name)
         if only is None:
-            self._tell(early.layer_name)
+            self._warn(early.layer_name)
         names = [name for name in allowed if is_offered(name, offered) and only in (None, name)]
         link = self.link
         costs = [self._costs(early, number, names, link) for number in range(len(early.pieces))]
         chosen = self._steady(early.layer_name, costs, self._best(costs, names, link), link)
         return [self._watched(early, number, name) for number, name in enumerate(chosen)]
 
-    def _tell(self, cut: str) -> None:
+    def _warn(self, cut: str) -> None:
         """Report once per cut that a calibration does not cover it, so that no lossy codec is used there."""
         table = self.codecs.table
-        if table is not None and cut not in self._told and all(one.name != cut for one in table.cuts):
-            self._told.add(cut)
+        if table is not None and cut not in self._warned and all(one.name != cut for one in table.cuts):
+            self._warned.add(cut)
             log.warning(
                 "the calibration has no cut after %s, so no codec with a loss is used there (edge-client calibrate "
                 "--cuts %s)",

@@ -190,7 +190,7 @@ def _run(
             report.give_up(feed.unanswered(), error)
             say(f"{_one_line(error)}", "error")
         except KeyboardInterrupt:  # what was answered is still reported
-            interrupts.heard()
+            interrupts.acknowledge()
             report.interrupted = True
             say("interrupted")
         for broken in feed.broken:

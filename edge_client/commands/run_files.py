@@ -139,7 +139,7 @@ class Kept:
             "predictions": [
                 {"row": one.row, "label": one.label, "index": one.index, "score": one.score} for one in predictions
             ],
-            "output": _told(output, "", tensors),
+            "output": _json_of(output, "", tensors),
         }
         try:
             if tensors:
@@ -174,11 +174,11 @@ class Kept:
             self.drawn += 1
 
 
-def _told(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _json_of(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     """Return JSON data of ``value``; large tensors are added to ``tensors`` and named in it."""
 
     def inner(key: object, one: object) -> Any:
-        return _told(one, f"{name}.{key}" if name else str(key), tensors)
+        return _json_of(one, f"{name}.{key}" if name else str(key), tensors)
 
     if isinstance(value, torch.Tensor):
         shape, dtype = list(value.shape), str(value.dtype).removeprefix("torch.")

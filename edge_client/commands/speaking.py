@@ -71,17 +71,17 @@ def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words
     with connected(options) as (client, cut):
         generator = SplitGenerator(client, cut, answer=LEAST, codec=options.codec)
         if options.cut == AUTO:
-            tell(f"cut after {generator.cut}: a token is there soonest")
+            print_note(f"cut after {generator.cut}: a token is there soonest")
         words = Words.of(client.spec)
         client.open()
-        _tell_loaded(client, options)
+        _print_loaded(client, options)
         with generator, _drafting(options, generator):
             yield generator, words
 
 
-def _tell_loaded(client: EdgeClient, options: argparse.Namespace) -> None:
+def _print_loaded(client: EdgeClient, options: argparse.Namespace) -> None:
     if client.loaded is not None:
-        tell(f"{client.loaded} (--only-head {options.only_head})")
+        print_note(f"{client.loaded} (--only-head {options.only_head})")
 
 
 def how(options: argparse.Namespace) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def draw(options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
 
 
-def tell(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a line about the text to standard error."""
     console = Console(stderr=True, highlight=False)
     console.print(Text(printable(text), style="dim" if console.is_terminal else ""), soft_wrap=not console.is_terminal)
@@ -170,7 +170,7 @@ def generate(options: argparse.Namespace) -> int:
         text, ids = _written(options, generator, words, prompt)
         summary = generator.summary
         assert summary is not None
-        tell(figures(summary))
+        print_note(figures(summary))
         if options.json:
             said = {
                 "model": generator.client.model_id,
@@ -239,7 +239,7 @@ def chat(options: argparse.Namespace) -> int:
         draw(options)
         talk = Conversation(generator, words, system=options.system, **how(options))
         if sys.stdin.isatty():
-            tell(f"{generator.client.model_id}, cut after {', '.join(generator.cuts)}. {KNOWN}")
+            print_note(f"{generator.client.model_id}, cut after {', '.join(generator.cuts)}. {KNOWN}")
         done: list[dict[str, Any]] = []
         while (line := _read()) is not None:
             word = line.strip()
@@ -281,9 +281,9 @@ def _answer(chat: Conversation, text: str, done: list[dict[str, Any]]) -> int:
     try:
         turn = chat.say(text, flow.write)
     except KeyboardInterrupt:
-        interrupts.heard()
+        interrupts.acknowledge()
         flow.end()
-        tell("interrupted: this turn does not count")
+        print_note("interrupted: this turn does not count")
         return common.OK
     except (DeadlineExceeded, ModelFailed) as error:
         flow.end()
@@ -291,7 +291,7 @@ def _answer(chat: Conversation, text: str, done: list[dict[str, Any]]) -> int:
         return common.SOME_FAILED
     finally:
         flow.end()
-    tell(figures(turn.summary))
+    print_note(figures(turn.summary))
     done.append({"said": text, "text": turn.text, "read": turn.read, "kept": turn.kept, **turn.summary.as_dict()})
     return common.OK
 
@@ -299,19 +299,19 @@ def _answer(chat: Conversation, text: str, done: list[dict[str, Any]]) -> int:
 def _obey(word: str, chat: Conversation) -> None:
     if word == "/reset":
         chat.reset()
-        tell("nothing was said")
+        print_note("nothing was said")
     elif word == "/stats":
-        _tell_lines(_stats(chat) if chat.turns else "no turn yet")
+        _print_lines(_stats(chat) if chat.turns else "no turn yet")
     elif word == "/help":
-        _tell_lines("\n".join(f"{name:<8}{meaning}" for name, meaning in WORDS.items()))
+        _print_lines("\n".join(f"{name:<8}{meaning}" for name, meaning in WORDS.items()))
     else:
-        tell(f'no "{word}".{near(word, WORDS) or f" {KNOWN}"}')
+        print_note(f'no "{word}".{near(word, WORDS) or f" {KNOWN}"}')
 
 
-def _tell_lines(text: str) -> None:
-    """Print several lines, as `tell` does."""
+def _print_lines(text: str) -> None:
+    """Print several lines, as `print_note` does."""
     for line in text.splitlines():
-        tell(line)
+        print_note(line)
 
 
 def _stats(chat: Conversation) -> str:
@@ -357,7 +357,7 @@ def serve(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with connected(options, options.seats) as (client, cut):
         client.open()
-        _tell_loaded(client, options)
+        _print_loaded(client, options)
         source, most = drafts(options, client)
         more = {"codec": options.codec, "drafts": source, "most_drafted": most or 1}
         chats = Chats(client, cut, seats=options.seats, exact=not options.together, **more)
@@ -367,7 +367,7 @@ def serve(options: argparse.Namespace) -> int:
                 while not ended.wait(0.5):
                     pass
         except KeyboardInterrupt:
-            interrupts.heard()
+            interrupts.acknowledge()
         finally:
             chats.close()
     return common.OK

@@ -274,7 +274,7 @@ class Tally:
     """Steps whose drafts were made, and sent if the model is split, while earlier ones were verified."""
     ahead_in_vain: int = 0
 
-    comes_true: float = field(default_factory=lambda: FIRST_CHANCE)
+    chance: float = field(default_factory=lambda: FIRST_CHANCE)
     """How often predictions after a step's drafts come true, with decaying weights."""
 
     def step(self, drafted: int, accepted: int) -> None:
@@ -285,7 +285,7 @@ class Tally:
 
     def foreseen(self, comes: bool, weight: float = 1.0) -> None:
         """Record whether a prediction came true, or would have; ``weight``: of the observation."""
-        self.comes_true += LEARN * weight * (comes - self.comes_true)
+        self.chance += LEARN * weight * (comes - self.chance)
 
     @property
     def acceptance(self) -> float | None:
@@ -670,7 +670,7 @@ class _Candidates:
             return None
         if not self._worth.pays:
             return None
-        chance = self._tally.comes_true ** (after + 1)
+        chance = self._tally.chance ** (after + 1)
         if chance <= LEAST_CHANCE or chance * saved_ns <= (1 - chance) * max(0, compute_ns - saved_ns):
             return None
         found, logits, sure, assistant = self._drafts_after(tip.ids, 1 + max(1, self._pace.choose()))

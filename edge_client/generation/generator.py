@@ -42,11 +42,11 @@ def check_cut(model: nn.Module, cut: object) -> str:
     Raises SpecError for what is no name, UnknownLayer with similar names, CutRefused for words that mean no module.
     """
     if not isinstance(cut, str) or not cut:
-        raise SpecError(f"a generation is cut after a module, by its path; found {cut!r:.60}.{_blocks_told(model)}")
+        raise SpecError(f"a generation is cut after a module, by its path; found {cut!r:.60}.{_listed_blocks(model)}")
     if cut in (*WORDS, "input"):
         raise CutRefused(
             f'"{cut}" is no cut of a generation: the token ids stay here, and a module behind them gives what crosses.'
-            f"{_blocks_told(model)}"
+            f"{_listed_blocks(model)}"
         )
     if cut.startswith(GROUP):
         return group_cut(model, cut.removeprefix(GROUP))
@@ -54,7 +54,7 @@ def check_cut(model: nn.Module, cut: object) -> str:
     path = cut.partition("#")[0]
     if path not in known and path not in dict(model.named_modules()):  # for lists the engine's message has more detail
         found = near(path, known, NEAR)
-        raise UnknownLayer(f'no layer "{cut}".{found or _blocks_told(model)}')
+        raise UnknownLayer(f'no layer "{cut}".{found or _listed_blocks(model)}')
     return cut
 
 
@@ -82,7 +82,7 @@ def group_cut(model: nn.Module, group: str) -> str:
     found = groups_of(model)
     if group not in found:
         has = ", ".join(found) or "none"
-        raise UnknownLayer(f'the model has no group "{group}" (it has: {has}).{_blocks_told(model)}')
+        raise UnknownLayer(f'the model has no group "{group}" (it has: {has}).{_listed_blocks(model)}')
     if group not in TOWERS:
         raise CutRefused(f'"{GROUP}{group}" is not before the language model: {", ".join(TOWERS)} are')
     before = {path for tower in TOWERS for path in found.get(tower, ())}
@@ -106,7 +106,7 @@ def blocks(model: nn.Module) -> list[tuple[str, int]]:
 _LISTS: Final = (nn.ModuleList, nn.ModuleDict)
 
 
-def _blocks_told(model: nn.Module) -> str:
+def _listed_blocks(model: nn.Module) -> str:
     """Return the existing names, for the end of a message."""
     reported = [f"{path}.0 to {path}.{count - 1}" for path, count in blocks(model)[:MOST]]
     return f" Its blocks are {', '.join(reported)}." if reported else ""

@@ -62,14 +62,14 @@ class SessionLink:
         of, steps = fork or (0, 0)
         together = 0 if self.exact else self.at_once
         decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps, together=together)
-        return self._ask(session, number, decoding, header, tensors, self.deadline)
+        return self._send_step(session, number, decoding, header, tensors, self.deadline)
 
     def close(self, session: int) -> None:
         """Release a session. Waits at most half a second; without a connection it does nothing."""
         if self._client.state is not State.READY:
             return
         try:
-            self._ask(session, 0, split_pb2.Decoding(cut=self.cut, close=True), {}, [], CLOSE_SECONDS)
+            self._send_step(session, 0, split_pb2.Decoding(cut=self.cut, close=True), {}, [], CLOSE_SECONDS)
         except IsthmusError:
             pass  # it has left already, or will be evicted when idle
 
@@ -89,8 +89,8 @@ class SessionLink:
         """Whether a session may have several steps in progress: not along a chain."""
         return not self._route
 
-    def _ask(self, *step: Any) -> StepReply:
-        return _reply(self._client.requests.ask(*self._packed(*step)))
+    def _send_step(self, *step: Any) -> StepReply:
+        return _reply(self._client.requests.make_step(*self._packed(*step)))
 
     def _packed(
         self,

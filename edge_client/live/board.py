@@ -82,7 +82,7 @@ TABLE_ROWS: Final = 40
 Entry = dict[str, Any]
 
 
-def said(text: object) -> str:
+def short_line(text: object) -> str:
     """Return the text as a single, short line."""
     line = one_line(str(text))
     return line if len(line) <= TEXT else f"{line[: TEXT - 1]}…"
@@ -90,7 +90,7 @@ def said(text: object) -> str:
 
 def reading(one: Reading | None) -> list[Any] | None:
     """[value, status, note]."""
-    return None if one is None else [finite(one.value), one.status, said(one.note)]
+    return None if one is None else [finite(one.value), one.status, short_line(one.note)]
 
 
 def cloud(answer: Answer) -> Entry | None:
@@ -127,8 +127,8 @@ def link(up: float | None, down: float | None, rtt_ms: float | None, by: str, sp
 
 def event(kind: str, text: object = "", **known: Any) -> Entry:
     """Return an event: ``kind`` is "moved", "hedge", "gone", "back", "failed" and the like."""
-    shown = {key: said(one) if isinstance(one, str) else one for key, one in known.items()}
-    found: Entry = finite({"at": round(time.time(), 3), "kind": kind, "text": said(text), **shown})
+    shown = {key: short_line(one) if isinstance(one, str) else one for key, one in known.items()}
+    found: Entry = finite({"at": round(time.time(), 3), "kind": kind, "text": short_line(text), **shown})
     return found
 
 
@@ -141,12 +141,12 @@ def observed(answer: Answer, number: int) -> Entry:
         for one in tables(answer.observations, TABLE_ROWS, "sinks and the JSON have them")
     ]
     pictures = [
-        {"side": side, "name": said(record["name"]), "png": record["picture"]}
+        {"side": side, "name": short_line(record["name"]), "png": record["picture"]}
         for side, found in answer.observations.items()
         for record in found.get("attention", {"records": []})["records"]
         if record.get("picture")
     ]
-    return {"number": number, "cut": said(answer.split), "tables": shown, "pictures": pictures[:PICTURES]}
+    return {"number": number, "cut": short_line(answer.split), "tables": shown, "pictures": pictures[:PICTURES]}
 
 
 RINGS: Final[Mapping[str, int]] = {"requests": 240, "events": 200, "link": 600, "edge": 600, "cloud": 600}

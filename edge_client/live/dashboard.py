@@ -64,14 +64,14 @@ def request(answer: Answer, number: int) -> Entry:
     return {
         "number": number,
         "at": round(time.time(), 3),
-        "cut": board.said(answer.split),
+        "cut": board.short_line(answer.split),
         "layer": answer.layer_id,
         "ms": answer.times.end_to_end / 1e6,
         "rows": [round(getattr(answer.times, name) / 1e6, 4) for name in TIME_ROWS],
         "up": answer.bytes_up,
         "down": answer.bytes_down,
         "sends": answer.sends,
-        "fallback": board.said(answer.fallback),
+        "fallback": board.short_line(answer.fallback),
         "energy": [board.reading(edge.energy if edge else None), board.reading(cloud.energy if cloud else None)],
     }
 
@@ -147,7 +147,7 @@ class Telling:
     # -- beside the requests
 
     def _about(self) -> None:
-        self._board.set("server", {key: board.said(one) for key, one in self._client.server_about.items()})
+        self._board.set("server", {key: board.short_line(one) for key, one in self._client.server_about.items()})
 
     def _answered(self, answer: Answer) -> None:
         number = self._board.count("answered")
@@ -304,8 +304,8 @@ class LinkWatch:
             self._board.add("events", board.event("back", "the server answers probes again"))
         speed = self._speed
         up = None if speed is None else speed.value or speed.low
-        said = "" if speed is None else speed.bounds
-        self._board.add("link", board.link(up, None, ping.network_ns / 1e6, "probe", said))
+        one_line = "" if speed is None else speed.bounds
+        self._board.add("link", board.link(up, None, ping.network_ns / 1e6, "probe", one_line))
         self._board.add("cloud", board.load(ping.load))
 
     def _measured(self, rtt_ns: int) -> Speed:
@@ -359,8 +359,8 @@ class Dashboard:
         model = "" if isinstance(own, str) else _name_of(own)
         self.board = Board(
             {
-                "title": board.said(title or model or server),
-                "model": board.said(model),
+                "title": board.short_line(title or model or server),
+                "model": board.short_line(model),
                 "server": server,
                 "device": str(self._client.device) if self._client else "",
                 "auto": False,

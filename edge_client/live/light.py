@@ -43,8 +43,8 @@ class LightDashboard:
         self._client, self._process = client, psutil.Process()
         self.board = Board(
             {
-                "title": board.said(client.heads.model),
-                "model": board.said(client.heads.model),
+                "title": board.short_line(client.heads.model),
+                "model": board.short_line(client.heads.model),
                 "server": client.server,
                 "device": f"onnxruntime, {client.provider}",
                 "auto": False,
@@ -54,7 +54,7 @@ class LightDashboard:
         self._server = PageServer(self.board, listen)
         self._cut = client.split
         self._gone = ""
-        client.listeners.append(self._heard)
+        client.listeners.append(self._record)
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="isthmus-dashboard-ticks", daemon=True)
         self._ticker.start()
@@ -68,7 +68,7 @@ class LightDashboard:
         """Stop; open pages keep what they show. Idempotent."""
         if not self._closed.is_set():
             self._closed.set()
-            self._client.listeners.remove(self._heard)
+            self._client.listeners.remove(self._record)
             self._ticker.join()
             self._server.close()
 
@@ -80,7 +80,7 @@ class LightDashboard:
     ) -> None:
         self.close()
 
-    def _heard(self, what: LightAnswer | IsthmusError) -> None:
+    def _record(self, what: LightAnswer | IsthmusError) -> None:
         """Record an answer or a failure, in the requesting thread."""
         if isinstance(what, IsthmusError):
             self.board.count("failed")
@@ -130,13 +130,13 @@ def _request(answer: LightAnswer, number: int) -> Entry:
     return {
         "number": number,
         "at": round(time.time(), 3),
-        "cut": board.said(answer.split),
+        "cut": board.short_line(answer.split),
         "layer": None,
         "ms": answer.end_to_end_ns / 1e6,
         "rows": [round(ns / 1e6, 4) for ns in (answer.head_ns, between, answer.queue_ns, answer.tail_ns)],
         "up": answer.bytes_up,
         "down": answer.bytes_down,
         "sends": 1,
-        "fallback": board.said(answer.fallback),
+        "fallback": board.short_line(answer.fallback),
         "energy": [None, None],
     }

@@ -112,30 +112,30 @@ class Events:
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             with suppress(asyncio.TimeoutError):
-                await self._tell(send, gone)
+                await self._stream(send, gone)
         finally:
             gone.cancel()
             self.readers -= 1
 
-    async def _tell(self, send: Send, gone: asyncio.Future[None]) -> None:
+    async def _stream(self, send: Send, gone: asyncio.Future[None]) -> None:
         headers = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"}
         pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": pairs})
         number, whole = self._board.whole()
-        await _say(send, "whole", whole)
+        await _send_event(send, "whole", whole)
         while not gone.done():
             ended = self._ended.is_set()  # before the items: everything added until then is sent
             number, more = self._board.since(number)
             if more:
-                await _say(send, "more", more)
+                await _send_event(send, "more", more)
             if ended:
-                await _say(send, "ended", {})
+                await _send_event(send, "ended", {})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             await asyncio.wait([gone], timeout=EVERY_SECONDS)
 
 
-async def _say(send: Send, kind: str, data: Any) -> None:
+async def _send_event(send: Send, kind: str, data: Any) -> None:
     body = f"event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
     await asyncio.wait_for(send({"type": "http.response.body", "body": body, "more_body": True}), STALLED_SECONDS)
 
@@ -149,7 +149,7 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 64
 BACKLOG: Final = 16
-TELL_SECONDS: Final = 1.0
+EVENT_SECONDS: Final = 1.0
 """How long open pages have to receive the last event."""
 STOP_SECONDS: Final = 10.0
 
@@ -221,7 +221,7 @@ class PageServer(WebServer):
     def close(self) -> None:
         """Inform open pages, and stop."""
         self.application.events.end()
-        until = time.monotonic() + TELL_SECONDS
+        until = time.monotonic() + EVENT_SECONDS
         while self.readers and time.monotonic() < until:
             time.sleep(0.02)
         super().close()

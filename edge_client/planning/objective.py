@@ -311,7 +311,7 @@ def decide(
     broken = {one.key: broke for one in candidates if (broke := constraints.violated(one)) is not None}
     allowed = [one for one in candidates if one.key not in broken]
     if not allowed:
-        raise SpecError(_nobody(candidates, broken))
+        raise SpecError(_no_candidate(candidates, broken))
     rejected = {name: broke.reason for name, broke in broken.items()}
     if steady := [one for one in allowed if not one.unsteady]:
         rejected |= {one.key: one.unsteady for one in allowed if one.unsteady}
@@ -333,7 +333,7 @@ def _over(what: str, value: float, limit: float, unit: str) -> _Violation:
     return _Violation(what, f"{what} {value:.0f} {unit}, limit {limit:.0f} {unit}", (value - limit) / max(limit, 1e-9))
 
 
-def _nobody(candidates: Sequence[Candidate], broken: Mapping[str, _Violation]) -> str:
+def _no_candidate(candidates: Sequence[Candidate], broken: Mapping[str, _Violation]) -> str:
     if not candidates:
         return "there is no candidate to choose from"
     counts: dict[str, int] = {}

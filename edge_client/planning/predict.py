@@ -27,10 +27,10 @@ from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, 
 # The overhead of requests over the prediction, and its uncertainty: from a few real ones, kept with their numbers.
 
 
-CUTS_ASKED: Final = 9
+CUTS_MEASURED: Final = 9
 BATCHES: Final = 2
-"""A plan makes real requests at `CUTS_ASKED` cuts, in `BATCHES`: before and after all other measurements, to detect a
-machine that drifts.
+"""A plan makes real requests at `CUTS_MEASURED` cuts, in `BATCHES`: before and after all other measurements, to detect
+a machine that drifts.
 """
 
 
@@ -77,7 +77,7 @@ class Correction:
         Of 19 numbers in random order, the last is within the second largest of the 18 before it 17 times (split
         conformal prediction, Vovk et al. 2005).
         """
-        if len(self.samples) < BATCHES * CUTS_ASKED:
+        if len(self.samples) < BATCHES * CUTS_MEASURED:
             return None
         return sorted(abs(one.missing_ns - self.overhead_ns) for one in self.samples)[-2]
 
@@ -94,9 +94,9 @@ class Correction:
         }
 
 
-def cuts_to_ask(names: Sequence[str]) -> list[str]:
-    """Return `CUTS_ASKED` of the cuts ``names``, in the order of the layers, evenly spread; all if there are fewer."""
-    count = min(CUTS_ASKED, len(names))
+def cuts_to_measure(names: Sequence[str]) -> list[str]:
+    """Return `CUTS_MEASURED` of the cuts ``names``, in the order of layers, evenly spread; all if there are fewer."""
+    count = min(CUTS_MEASURED, len(names))
     return [names[int((number + 0.5) * len(names) / count)] for number in range(count)]
 
 

@@ -198,7 +198,7 @@ class EdgeModel:
         sides |= {part.server: named.from_bytes(part.observations, names) for part in parts}
         if self._texts is not None:
             for found in sides.values():
-                named.tell_tokens(found, self._texts)
+                named.add_token_text(found, self._texts)
         return sides
 
     def greeting(self, client_id: str) -> split_pb2.ClientFrame:

@@ -35,7 +35,7 @@ class Steps:
         self._sender = sender
         self._at_once = at_once
 
-    def ask(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> Answer:
+    def make_step(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> Answer:
         """Make one step, which ``pack`` encodes; `Answer.output` is the reply (a dictionary) and the tensors."""
         about = self._reports.about()
 
@@ -45,7 +45,7 @@ class Steps:
         return self._reports.ending(about, answer)
 
     def begin(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> BegunStep:
-        """As `ask`, without waiting for the answer."""
+        """As `make_step`, without waiting for the answer."""
         about = self._reports.about()
         try:
             with self._reports.lifecycle.request(about):
@@ -332,7 +332,7 @@ class Requests:
         self.places = self._sender.places
         self.local = self._local.answer
         steps = Steps(edge_model, reports, self._sender, at_once)
-        self.ask, self.begin_step = steps.ask, steps.begin
+        self.make_step, self.begin_step = steps.make_step, steps.begin
 
     def begin(
         self,

@@ -20,7 +20,7 @@ from edge_client.generation import TextStream
 from edge_client.live.server import WebServer
 from edge_client.serving import protocol
 from edge_client.serving.chats import Chats, Task, Written
-from edge_client.serving.protocol import Asked, Pieces, Refused
+from edge_client.serving.protocol import Pieces, Refused, TextRequest
 from edge_client.serving.sampling import Chosen
 from shared_hooks.config import is_loopback, is_own
 from shared_hooks.errors import SpecError
@@ -142,7 +142,7 @@ class Endpoint:
         """Call in a thread, as tokenizers and grammars are slow."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
-    async def _answered(self, request: Request, asked: Asked) -> Response:
+    async def _answered(self, request: Request, asked: TextRequest) -> Response:
         if (texts := len(asked.prompts) * asked.choices) > protocol.MOST_TEXTS:
             raise Refused(f"{texts} texts are asked for; at most {protocol.MOST_TEXTS} are written", param="n")
         if asked.streams:
@@ -166,7 +166,7 @@ class Endpoint:
             if await request.is_disconnected():
                 gone.set()
 
-    async def _streamed(self, request: Request, asked: Asked) -> Response:
+    async def _streamed(self, request: Request, asked: TextRequest) -> Response:
         """Return server-sent events; an error before the first has its own status."""
         loop, gone = asyncio.get_running_loop(), threading.Event()
         queue: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
@@ -208,7 +208,7 @@ class Endpoint:
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    def _write(self, asked: Asked, emit: Emit, gone: threading.Event) -> dict[str, Any]:
+    def _write(self, asked: TextRequest, emit: Emit, gone: threading.Event) -> dict[str, Any]:
         """Generate all texts of a request, in turn; ``emit`` receives each piece."""
         choices, texts, prompts = [], [], 0
         for number, prompt in enumerate(asked.prompts):
@@ -224,23 +224,23 @@ class Endpoint:
         return protocol.answer(asked, self.model, choices, usage)
 
     def _one(
-        self, asked: Asked, prompt: tuple[int, ...], nth: int, index: int, emit: Emit, gone: threading.Event
+        self, asked: TextRequest, prompt: tuple[int, ...], nth: int, index: int, emit: Emit, gone: threading.Event
     ) -> tuple[str, Written]:
         words, pieces = self._chats.words, Pieces(asked)
         new: list[Chosen] = []
         first = True
 
-        def say(text: str | None, **more: Any) -> None:
+        def emit_chunk(text: str | None, **more: Any) -> None:
             nonlocal new, first
             logprobs, new = protocol.logprobs_of(new, words, asked) if new else None, []
             emit(protocol.chunk(asked, self.model, index, text, role=first, logprobs=logprobs, **more))
             first = False
 
-        def heard(text: str) -> None:
+        def on_text(text: str) -> None:
             if given := pieces.add(text):
-                say(given)
+                emit_chunk(given)
 
-        stream = TextStream(words, heard)
+        stream = TextStream(words, on_text)
 
         def on_token(chosen: Chosen) -> bool:
             new.append(chosen)
@@ -250,16 +250,18 @@ class Endpoint:
         written = self._chats.write(Task(prompt, asked.most, asked.sampling, nth), on_token, lambda: not gone.is_set())
         stream.end()
         if asked.streams:
-            self._end(asked, index, pieces, written, say)
+            self._end(asked, index, pieces, written, emit_chunk)
         return pieces.text, written
 
-    def _end(self, asked: Asked, index: int, pieces: Pieces, written: Written, say: Callable[..., None]) -> None:
+    def _end(
+        self, asked: TextRequest, index: int, pieces: Pieces, written: Written, emit_chunk: Callable[..., None]
+    ) -> None:
         left = pieces.end()
         _, calls = protocol.calls_in(pieces.text, asked)
         left = left or ("" if calls else pieces.withheld)
         if left:
-            say(left)
-        say(None, calls=calls, reason="tool_calls" if calls else written.reason)
+            emit_chunk(left)
+        emit_chunk(None, calls=calls, reason="tool_calls" if calls else written.reason)
 
     async def _embeddings(self, request: Request) -> Response:
         body = await self._body(request)

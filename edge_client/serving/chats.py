@@ -280,12 +280,12 @@ class Chats:
         choice = None if sampling.is_plain else Choice(sampling, grammar, len(prompt), task.number)
         made: list[int] = []
 
-        def heard(token: int) -> bool:
+        def take_token(token: int) -> bool:
             made.append(token)
             said = Chosen(token) if choice is None else choice.chosen[len(made) - 1]
             return token not in ends and on_token(said)
 
-        stopping = _Ends(len(prompt), heard, wanted)
+        stopping = _Ends(len(prompt), take_token, wanted)
         given = torch.tensor([prompt], device=self.client.device)
         options: dict[str, Any] = {} if state is None else {"past_key_values": state}
         if self.words.pad is not None:

@@ -98,7 +98,7 @@ class _Fields:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TextRequest:
     """A request for texts, of a chat or of plain prompts. ``tools``: names of tools that may be called. ``only_call``:
     the text is a call only. ``echo``: the answer's text includes the prompt.
     """
@@ -118,7 +118,7 @@ class Asked:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def chat_request(body: Any, chats: Chats) -> Asked:
+def chat_request(body: Any, chats: Chats) -> TextRequest:
     """Parse a body of /v1/chat/completions. Raises `Refused`, and what `Words.chat` raises."""
     fields = _Fields(body)
     messages = _messages(fields.take("messages", list, []))
@@ -134,7 +134,7 @@ def chat_request(body: Any, chats: Chats) -> Asked:
         raise Refused("top_logprobs: needs logprobs to be true", param="top_logprobs")
     most = fields.number("max_completion_tokens", fields.number("max_tokens", None, 1, 1 << 30, int), 1, 1 << 30, int)
     ids = _chat_ids(chats.words, messages, [] if body.get("tool_choice") == "none" else tools)
-    return Asked(
+    return TextRequest(
         prompts=(tuple(ids),),
         sampling=_sampling(fields, chats, grammar, (most_logprobs or 0) if wants else None),
         most=most,
@@ -146,7 +146,7 @@ def chat_request(body: Any, chats: Chats) -> Asked:
     )
 
 
-def text_request(body: Any, chats: Chats) -> Asked:
+def text_request(body: Any, chats: Chats) -> TextRequest:
     """Parse a body of /v1/completions. Raises `Refused`."""
     fields = _Fields(body)
     if fields.take("echo", bool, False):
@@ -156,7 +156,7 @@ def text_request(body: Any, chats: Chats) -> Asked:
     if fields.number("best_of", 1, 1, MOST_CHOICES, int) > fields.number("n", 1, 1, MOST_CHOICES, int):
         raise Refused("best_of: all choices are given back: as many as n", param="best_of")
     logprobs = fields.number("logprobs", None, 0, MOST_LOGPROBS, int)
-    return Asked(
+    return TextRequest(
         prompts=prompts_of(body.get("prompt"), chats.words, "prompt"),
         sampling=_sampling(fields, chats, _format_of(fields), logprobs),
         most=fields.number("max_tokens", 16, 1, 1 << 30, int),
@@ -323,11 +323,11 @@ def _chat_ids(words: Words, messages: list[dict[str, Any]], tools: list[dict[str
     template = str(getattr(words.tokenizer, "chat_template", None) or "")
     if tools and "tools" not in template:
         described = "\n".join(json.dumps(one) for one in tools)
-        said = (
+        entry = (
             f"Functions that may be called:\n{described}\nTo call one, answer with "
             f'{CALL_BEGINS}{{"name": ..., "arguments": {{...}}}}{CALL_ENDS}.'
         )
-        messages, tools = [{"role": "system", "content": said}, *messages], []
+        messages, tools = [{"role": "system", "content": entry}, *messages], []
     if template:
         given = [{"type": "function", "function": one} for one in tools] or None
         return words.chat(messages, tools=given)
@@ -338,7 +338,7 @@ def _chat_ids(words: Words, messages: list[dict[str, Any]], tools: list[dict[str
 _CALL = re.compile(rf"{CALL_BEGINS}\s*(.*?)\s*(?:{CALL_ENDS}|$)", re.DOTALL)
 
 
-def calls_in(text: str, asked: Asked) -> tuple[str, list[dict[str, Any]]]:
+def calls_in(text: str, asked: TextRequest) -> tuple[str, list[dict[str, Any]]]:
     """Split a text into the text without tool calls, and the calls in the protocol's form. An invalid call
     stays text.
     """
@@ -348,13 +348,13 @@ def calls_in(text: str, asked: Asked) -> tuple[str, list[dict[str, Any]]]:
 
     def call(written: str) -> bool:
         try:
-            said = json.loads(written)
+            entry = json.loads(written)
         except ValueError:
             return False
-        if not isinstance(said, dict) or said.get("name") not in asked.tools:
+        if not isinstance(entry, dict) or entry.get("name") not in asked.tools:
             return False
-        arguments = said.get("arguments", said.get("parameters", {}))
-        function = {"name": said["name"], "arguments": json.dumps(arguments)}
+        arguments = entry.get("arguments", entry.get("parameters", {}))
+        function = {"name": entry["name"], "arguments": json.dumps(arguments)}
         found.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
         return True
 
@@ -384,19 +384,19 @@ def usage_of(prompts: int, texts: Sequence[Written], chats: Chats) -> dict[str, 
     }
 
 
-def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: Asked) -> dict[str, Any] | None:
+def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: TextRequest) -> dict[str, Any] | None:
     """Return the tokens' log probabilities in the form of chats or of plain texts."""
     if asked.sampling.logprobs is None:
         return None
 
-    def said(id: int, logprob: float | None) -> dict[str, Any]:
+    def entry(id: int, logprob: float | None) -> dict[str, Any]:
         text = words.decode([id])
         # JSON has no infinity, the log-probability of an impossible token
         value = -9999.0 if logprob is None or logprob == float("-inf") else logprob
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
-    tokens = [said(one.id, one.logprob) for one in chosen]
-    likeliest = [[said(*pair) for pair in one.likeliest] for one in chosen]
+    tokens = [entry(one.id, one.logprob) for one in chosen]
+    likeliest = [[entry(*pair) for pair in one.likeliest] for one in chosen]
     if asked.is_chat:
         both = zip(tokens, likeliest, strict=True)
         return {"content": [{**token, "top_logprobs": top} for token, top in both], "refusal": None}
@@ -412,12 +412,12 @@ def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: Asked) -> dict[st
     }
 
 
-def answer(asked: Asked, model: str, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+def answer(asked: TextRequest, model: str, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
     """Return a whole answer."""
     return {**_head(asked, model, chunk=False), "choices": list(choices), "usage": usage}
 
 
-def choice(asked: Asked, index: int, text: str, written: Written, words: Words) -> dict[str, Any]:
+def choice(asked: TextRequest, index: int, text: str, written: Written, words: Words) -> dict[str, Any]:
     """Return one text of a whole answer."""
     logprobs = logprobs_of(written.chosen, words, asked)
     if not asked.is_chat:
@@ -431,7 +431,7 @@ def choice(asked: Asked, index: int, text: str, written: Written, words: Words) 
 
 
 def chunk(
-    asked: Asked,
+    asked: TextRequest,
     model: str,
     index: int | None,
     text: str | None = None,
@@ -461,7 +461,7 @@ def chunk(
     return made
 
 
-def _head(asked: Asked, model: str, *, chunk: bool) -> dict[str, Any]:
+def _head(asked: TextRequest, model: str, *, chunk: bool) -> dict[str, Any]:
     kind = "chat.completion" + (".chunk" if chunk else "") if asked.is_chat else "text_completion"
     prefix = "chatcmpl" if asked.is_chat else "cmpl"
     return {"id": f"{prefix}-{asked.id}", "object": kind, "created": asked.created, "model": model}
@@ -479,7 +479,7 @@ def embeddings(model: str, vectors: Sequence[Sequence[float]], tokens: int, form
 class Pieces:
     """Streams a text: passes on what is certain, up to a stop text, or to where a tool call may begin."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: TextRequest) -> None:
         self._stops = asked.stops
         self._holds = (CALL_BEGINS,) if asked.tools else ()
         self._all = asked.only_call

@@ -144,13 +144,13 @@ def differences(a: Sweep, b: Sweep) -> list[str]:
         if key == "inputs":
             lines.append("the inputs are not the same")
         else:
-            lines.append(f"{key}: {_said(one)} / {_said(other)}")
+            lines.append(f"{key}: {_short(one)} / {_short(other)}")
     for name, version in a.summary["versions"].items():
         if (other := b.summary["versions"].get(name)) != version and name not in ("torch", "isthmus"):
-            lines.append(f"{name}: {_said(version)} / {_said(other)}")
+            lines.append(f"{name}: {_short(version)} / {_short(other)}")
     machines = [(one.summary.get("prediction") or {}).get("machines", {}).get("cloud") or {} for one in (a, b)]
     if all(machines) and machines[0].get("id") != machines[1].get("id"):
-        lines.append(f"the cloud: {_said(machines[0].get('name'))} / {_said(machines[1].get('name'))}")
+        lines.append(f"the cloud: {_short(machines[0].get('name'))} / {_short(machines[1].get('name'))}")
     for one, name in ((a, "A"), (b, "B")):
         if one.summary["ended"]:
             lines.append(f"{name} is not complete: {one.summary['ended']}")
@@ -206,7 +206,7 @@ def _best(sweep: Sweep) -> str | None:
     return measured["winner"] if measured else None
 
 
-def _said(value: Any) -> str:
+def _short(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -30,7 +30,7 @@ FORMAT: Final = "isthmus sweep summary 1"
 
 
 @dataclass(frozen=True)
-class Foretold:
+class PredictedWay:
     """The plan's prediction of a way; ``error_percent``: its error, None without a measurement."""
 
     latency_ns: float
@@ -74,7 +74,7 @@ class MeasuredWay:
     timed: Timed | None
     edge_energy: Reading
     cloud_energy: Reading
-    predicted: Foretold | None
+    predicted: PredictedWay | None
 
     @property
     def answered(self) -> int:
@@ -219,7 +219,7 @@ def ways_measured(
                 timed=timed,
                 edge_energy=energy(metered, "edge"),
                 cloud_energy=energy(metered, "cloud"),
-                predicted=None if said is None else _foretold(said, None if timed is None else timed.latency_ns),
+                predicted=None if said is None else _predicted_way(said, None if timed is None else timed.latency_ns),
             )
         )
     return found
@@ -382,9 +382,9 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def _foretold(candidate: Mapping[str, Any], measured_ns: float | None) -> Foretold:
+def _predicted_way(candidate: Mapping[str, Any], measured_ns: float | None) -> PredictedWay:
     latency = float(candidate["latency_ns"])
-    return Foretold(
+    return PredictedWay(
         latency,
         candidate["stages_ns"],
         candidate["bytes_up"],

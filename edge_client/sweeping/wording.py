@@ -199,12 +199,14 @@ def _rate(bytes_per_second: float | None) -> str:
 
 
 def _pairs(table: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(str(key).replace("_", " "), _said(value)) for key, value in table.items() if value not in (None, "", [])]
+    return [
+        (str(key).replace("_", " "), _as_text(value)) for key, value in table.items() if value not in (None, "", [])
+    ]
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_said(one)}" for key, one in value.items() if one is not None)
+        return ", ".join(f"{key} {_as_text(one)}" for key, one in value.items() if one is not None)
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return "; ".join(_said(one) for one in value)
+        return "; ".join(_as_text(one) for one in value)
     return str(value)

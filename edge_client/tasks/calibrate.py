@@ -394,7 +394,7 @@ def _run(study: Study, items: Sequence[Given], keep: _Kept | None, max_loss: flo
                 written,
             )
     except KeyboardInterrupt:
-        interrupts.heard()
+        interrupts.acknowledge()
         if keep is not None and study.last is not None:
             keep.write(study.last, made(study.back(), ended="interrupted"))
         raise

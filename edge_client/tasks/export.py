@@ -61,7 +61,7 @@ MEASURED: Final = ROUNDING
 """Codecs whose effect on answers is measured."""
 SAME: Final = 1e-3
 """Largest difference of a graph's tensor from torch's, as a share of the largest magnitude, that counts as equal."""
-NOBODY: Final = "127.0.0.1:9"
+NO_SERVER: Final = "127.0.0.1:9"
 """No server."""
 MOST_INPUTS: Final = 32
 """Maximum number of user inputs on which answers are compared."""
@@ -300,7 +300,7 @@ class Writer:
         for cut in read.cuts:
             crossing = self.plan.cutting(cut)[1]
             named = named_crossing(crossing, self.inputs)
-            with LightClient(NOBODY, read, cut) as client:
+            with LightClient(NO_SERVER, read, cut) as client:
                 for tensors in self.given:
                     given = client.crossing(*(as_sent(one).contiguous().numpy() for one in tensors))
                     early = named.early(crossing, {name: torch.from_numpy(one) for name, one in given.items()})

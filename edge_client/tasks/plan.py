@@ -31,7 +31,7 @@ from edge_client.planning.link import Curve, Link
 from edge_client.planning.mincut import Best, best_set
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
-from edge_client.planning.predict import CUTS_ASKED, Correction, Power, watts_of
+from edge_client.planning.predict import CUTS_MEASURED, Correction, Power, watts_of
 from edge_client.screen import Column, Row, Tabular, fitted, one_line, printable, size, table
 from edge_client.settings import OWN, chain_of
 from edge_client.spoken import option
@@ -305,7 +305,7 @@ class Planned(Tabular):
             return f"[at least, at most]: nine times of ten, by real requests at {len(cuts)} cuts"
         if self.correction is None or self.correction.error_ns is None:
             asked = f"real requests were made at {len(cuts)} of them" if cuts else "no real requests were made"
-            return f"no intervals: they take real requests at {CUTS_ASKED} cuts; {asked}"
+            return f"no intervals: they take real requests at {CUTS_MEASURED} cuts; {asked}"
         return "no interval: how long the server reads the file is estimated"
 
 
@@ -521,7 +521,7 @@ def given_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Lin
     return Link(Curve.line(fixed, up), Curve.line(0.0, down), given)
 
 
-ASKED: Final = 5
+REQUESTS_MADE: Final = 5
 """Real requests at the chosen cuts, after one for warm-up."""
 
 
@@ -629,5 +629,5 @@ def plan_chain(server: Sequence[str], model: Model, *, options: PlanChainOptions
                 connection=ConnectionOptions(credentials=credentials),
             )
         )
-        took = [client.infer(*loaded.args, **loaded.kwargs).measured_ns for _ in range(1 + ASKED)][1:]
+        took = [client.infer(*loaded.args, **loaded.kwargs).measured_ns for _ in range(1 + REQUESTS_MADE)][1:]
         return replace(found, besides_ns=statistics.median(took) - found.latency_ns)

@@ -17,7 +17,7 @@ from edge_client.screen import Column, Row, Tabular, counted, fitted, millisecon
 from edge_client.screen import progress as bar
 from edge_client.settings import OWN, how_named
 from edge_client.spoken import option
-from edge_client.survey import Say, asked_of_servers, with_books
+from edge_client.survey import Say, measured_by_servers, with_books
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import SpecError, near
@@ -339,7 +339,7 @@ def _cloud(
             how.repetitions,
             how.seconds,
             counted(advance, how.seconds),
-            codecs=asked_of_servers(how.codecs),
+            codecs=measured_by_servers(how.codecs),
             credentials=credentials,
         )
         found = from_json(data, "cloud", server)

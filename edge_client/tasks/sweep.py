@@ -262,7 +262,7 @@ def sweep(server: str | None, model: Model, inputs: Any = None, *, options: Swee
             try:
                 ended = _measure(how, loaded, subject, ways, journal, done, goal, stack, options.say)
             except KeyboardInterrupt as error:
-                interrupts.heard()
+                interrupts.acknowledge()
                 ended, failure = "interrupted", error
             except HookRefused as error:  # an older server has no more specific error
                 ended, failure = f"{either('--observe', 'observers')}: {one_line(str(error))}", error

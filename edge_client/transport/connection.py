@@ -63,17 +63,17 @@ class Pulse:
     """One connection's limit of silence, in seconds: ``beats`` missing heartbeats, or twice the longest recent silence.
 
     A slow link keeps a frame for long behind others, so a silence that ended well is tolerated again, and after an
-    alarm twice as much. One thread calls `heard`, one `watch`.
+    alarm twice as much. One thread calls `record_frame`, one `watch`.
     """
 
     def __init__(self, heartbeat: float) -> None:
         self._least = self.bound = BEATS * heartbeat
-        self._heard = time.monotonic()
+        self._last_frame = time.monotonic()
 
-    def heard(self) -> None:
+    def record_frame(self) -> None:
         """Record that a frame came."""
         now = time.monotonic()
-        silence, self._heard = now - self._heard, now
+        silence, self._last_frame = now - self._last_frame, now
         self.bound = max(self._least, FADE * self.bound, min(LONGEST_SECONDS, 2 * silence))
 
     @property
@@ -81,18 +81,18 @@ class Pulse:
         """Whether half of the tolerated silence has passed: too little to reconnect, enough to use an alternative
         meanwhile.
         """
-        return time.monotonic() - self._heard > self.bound / 2
+        return time.monotonic() - self._last_frame > self.bound / 2
 
     def watch(self, ended: threading.Event, patience: Callable[[], float]) -> float:
         """Wait until the silence exceeds ``patience()`` times the limit, and return it in seconds; 0 once ``ended``.
 
         A patience of 0 means that nothing is expected now.
         """
-        self._heard = time.monotonic()
+        self._last_frame = time.monotonic()
         while not ended.wait(self._least / (2 * BEATS)):
             if not (times := patience()):
-                self._heard = time.monotonic()
-            elif (silence := time.monotonic() - self._heard) > times * self.bound:
+                self._last_frame = time.monotonic()
+            elif (silence := time.monotonic() - self._last_frame) > times * self.bound:
                 self.bound = max(self._least, min(LONGEST_SECONDS, 2 * self.bound))
                 return silence
         return 0.0
@@ -249,7 +249,7 @@ class Connection:
         self._last_reason = "no answer to the greeting so far"
         self._otherwise = otherwise
         self._codec = codec
-        self._nobody = False  # the last attempt found no listener
+        self._no_listener = False  # the last attempt found no listener
         self._refused: Disagreement | None = None  # ... with this error, and the server needs more detail
 
     @property
@@ -404,7 +404,7 @@ class Connection:
     @property
     def _patience(self) -> float:
         patience = self._options.patience
-        return min(patience, REFUSED_SECONDS) if self._otherwise and self._nobody else patience
+        return min(patience, REFUSED_SECONDS) if self._otherwise and self._no_listener else patience
 
     def _patience_left(self) -> float:
         """Return seconds until the first waiting request gives up."""
@@ -442,7 +442,7 @@ class Connection:
         connect_within = CONNECT_SECONDS[(self._tries - 1) % len(CONNECT_SECONDS)]
         if self.counters.streams == 0 and self._tries == 1:  # nothing is known of the link yet
             connect_within = max(CONNECT_SECONDS)
-        self._broken_off = self._nobody = False
+        self._broken_off = self._no_listener = False
         stream: Stream | None = None
         try:
             stream = Stream(self.address, outbox, self._keep_alive, connect_within, self._options.credentials)
@@ -458,7 +458,7 @@ class Connection:
                 else:
                     self._backoff.reset()  # only now: a server that accepts and dies must not be hammered
                     if self._pulse is not None:
-                        self._pulse.heard()
+                        self._pulse.record_frame()
                     inbox.take(frame)
             return None, "the server ended the stream"
         except grpc.RpcError as error:
@@ -543,7 +543,7 @@ class Connection:
         if stream is not None and stream.broken_for:
             self._broken_off = True
             return None, stream.broken_for
-        self._nobody = options.nobody_there(error)
+        self._no_listener = options.is_port_closed(error)
         if options.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
         # A server that was compatible before is checked last: the check takes its time where there is no answer.
@@ -551,7 +551,7 @@ class Connection:
         final = options.final_error(error, self.address, self._options.credentials if doubtful else None)
         return final, options.reason(error) if final is None else str(final)
 
-    def _tell_more(self, error: IsthmusError | None) -> bool:
+    def _send_facts(self, error: IsthmusError | None) -> bool:
         """Send a server whose digests differ the facts behind this side's, once; returns whether that is worthwhile.
 
         That may take long, or fail: then the refusal is final, also for requests that wait meanwhile.
@@ -573,7 +573,7 @@ class Connection:
 
     def _after_stream(self, error: IsthmusError | None, reason: str) -> None:
         self._refused = None
-        if self._tell_more(error):
+        if self._send_facts(error):
             error, self._at_once = None, True
         with self._changed:
             self._last_reason = reason

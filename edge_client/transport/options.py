@@ -152,7 +152,7 @@ def final_error(error: grpc.RpcError, address: str, credentials: Credentials | N
         if isinstance(refused, Disagreement):
             refused.wants_facts = any(key == FACTS_WANTED for key, _ in call.trailing_metadata() or ())
         return refused
-    if credentials is None or call.code() is not grpc.StatusCode.UNAVAILABLE or nobody_there(error):
+    if credentials is None or call.code() is not grpc.StatusCode.UNAVAILABLE or is_port_closed(error):
         return None
     return why_not(address, credentials)
 
@@ -184,7 +184,7 @@ def pinged_too_often(error: grpc.RpcError) -> bool:
     return "too_many_pings" in (_call(error).details() or "")
 
 
-def nobody_there(error: grpc.RpcError) -> bool:
+def is_port_closed(error: grpc.RpcError) -> bool:
     """Return whether the other machine reported that the port is closed."""
     return "Connection refused" in (_call(error).details() or "")
 

@@ -305,15 +305,15 @@ class CutOfAnyBatch:
         """Return the crossing for so many rows. Raises CutRefused if the rule gives none."""
         found = self._known.get(rows)
         if found is None:
-            found = self._known[rows] = self._foretold(rows, wide=False)
+            found = self._known[rows] = self._predicted(rows, wide=False)
         return found
 
     def is_at(self, crossing: Crossing, rows: int) -> bool:
         """Return whether this is the same cut, as planned or as predicted (with whole storages)."""
         same = partial(core, replace(crossing, context={}))
-        return any(same() == core(replace(self._foretold(rows, wide=wide), context={})) for wide in (False, True))
+        return any(same() == core(replace(self._predicted(rows, wide=wide), context={})) for wide in (False, True))
 
-    def _foretold(self, rows: int, *, wide: bool) -> Crossing:
+    def _predicted(self, rows: int, *, wide: bool) -> Crossing:
         if rows == 1:
             return self._first.cutting(self.cut, wide=wide)[1]
         found = self._rules[wide].at(self._sizes(rows))

@@ -335,7 +335,7 @@ class Ways:
         self._ways: OrderedDict[tuple[int, int, int], Way | Doubt] = OrderedDict()
         """By batch key, rows, and the later key."""
 
-    def came(self, joinable: Joinable) -> None:
+    def record(self, joinable: Joinable) -> None:
         """Record a request at this cut."""
         with self._lock:
             self._cuts[joinable.batch_key] = Cut.of(joinable)

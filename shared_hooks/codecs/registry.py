@@ -89,11 +89,11 @@ class Guarded(Codec):
         if len(params) > MAX_PARAMS or not all(_is_param(one) for one in params):
             raise _Broken(f"its parameters are not {MAX_PARAMS} numbers and short texts at most")
         self.inner.check(params, tensor.dtype, tensor.numel(), len(data))
-        if self.lossless and not self._comes_back(tensor, data, params):
+        if self.lossless and not self._round_trips(tensor, data, params):
             raise _Broken("it promises to keep every bit, and does not")
         return Coded(data, params)
 
-    def _comes_back(self, tensor: torch.Tensor, data: memoryview, params: tuple[Param, ...]) -> bool:
+    def _round_trips(self, tensor: torch.Tensor, data: memoryview, params: tuple[Param, ...]) -> bool:
         found = self.decode(data, params, tensor.dtype, tensor.numel())
         made = bytes_of(found) if isinstance(found, torch.Tensor) else found
         return made == bytes_of(tensor)

@@ -297,11 +297,11 @@ def watch_threads() -> None:
     For other threads this costs one lookup of a context variable. (Python's audit events report threads from 3.12 on.)
     """
     if threading.Thread.start is _start:
-        threading.Thread.start = _told  # type: ignore[method-assign]
+        threading.Thread.start = _reporting_start  # type: ignore[method-assign]
 
 
 @functools.wraps(_start)
-def _told(self: threading.Thread) -> None:
+def _reporting_start(self: threading.Thread) -> None:
     reported = getattr(running.get(), "thread_starts", None)
     if reported is not None:
         reported()

@@ -66,7 +66,7 @@ foresight: ContextVar[Foresight | None] = ContextVar("isthmus_foresight", defaul
 @dataclass(frozen=True)
 class Foreseen:
     """A foreseen call whose step is in progress. ``kwargs``: copies, since the caller may write to its own.
-    ``expected``: the forms of the state that it depends on; ``done``: what was done to the state since. ``said``: what
+    ``expected``: the forms of the state that it depends on; ``done``: what was done to the state since. ``marks``: what
     the session has sent with it. ``after``: the state after its head.
     """
 
@@ -77,7 +77,7 @@ class Foreseen:
     head: Head
     message: tuple[dict[str, Any], list[torch.Tensor]]
     pending: Pending
-    said: dict[str, Any]
+    marks: dict[str, Any]
     after: Snapshot
 
     def is_of(self, kwargs: dict[str, Any], done: Sequence[Any]) -> bool:

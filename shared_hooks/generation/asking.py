@@ -103,7 +103,7 @@ class CallReports:
         self.calls: dict[tuple[str, int], CallReport] = {}
         self._sizes: dict[tuple[str, int], tuple[Any, int]] = {}
 
-    def hear(self, reported: Any) -> None:
+    def apply(self, reported: Any) -> None:
         """Process what has changed since the previous step. Raises BadFrame."""
         self._left = MAX_CALLS - len(self.calls)
         try:

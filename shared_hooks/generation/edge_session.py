@@ -26,8 +26,8 @@ from shared_hooks.errors import (
 )
 from shared_hooks.generation.cut import USUAL
 from shared_hooks.generation.hidden import is_state_class
-from shared_hooks.generation.inputs import LITERALS, Said, version_of
-from shared_hooks.generation.mirror import LastSaid, Mirror, put_more
+from shared_hooks.generation.inputs import LITERALS, SentInputs, version_of
+from shared_hooks.generation.mirror import LastSent, Mirror, put_more
 from shared_hooks.generation.session import DecodingSession, DecodingTail
 from shared_hooks.state import Dice
 from shared_hooks.tensors import tensors_in
@@ -263,8 +263,8 @@ class Calls:
 
 
 _ids = itertools.count(1)
-_SAID = ("up", "down", "around", "coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
-SAID_UP = frozenset({"up", "around", "coded", "crossing", "inputs", "reports"})
+_SENT = ("up", "down", "around", "coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
+SENT_UP = frozenset({"up", "around", "coded", "crossing", "inputs", "reports"})
 """The fields that a message to the other side changes."""
 Step = tuple[dict[str, Any], list[torch.Tensor]]
 _ONCE = ("keep", "back")
@@ -308,10 +308,10 @@ class EdgeSession:
         self.link = link
         self.id = next(_ids)
         self.number = 0
-        self.inputs = Said(private)
-        self.up: LastSaid = None
-        self.down: LastSaid = None
-        self.downs: list[LastSaid] = []
+        self.inputs = SentInputs(private)
+        self.up: LastSent = None
+        self.down: LastSent = None
+        self.downs: list[LastSent] = []
         """What each server behind the next one has reported, in a chain."""
         self.reports: dict[tuple[str, int], Any] = {}
         self.crossing: Any = None
@@ -375,14 +375,14 @@ class EdgeSession:
         """Return what has been sent and received, to restore with `back` if a step fails."""
         own = self.__dict__
         return {
-            **dict(zip(_SAID, map(own.__getitem__, _SAID), strict=True)),
+            **dict(zip(_SENT, map(own.__getitem__, _SENT), strict=True)),
             "inputs": self.inputs.copied(),
             "downs": list(self.downs),
             "reports": dict(self.reports),
             "extras": list(self.extras),
         }
 
-    def heard(self, mirror: Mirror, header: dict[str, Any]) -> None:
+    def apply_changes(self, mirror: Mirror, header: dict[str, Any]) -> None:
         """Record what the other side, and the servers behind it in a chain, changed on the state."""
         self.down = mirror.put(self.down, header.get("d", []))
         put_more(mirror, self.downs, header)
@@ -398,7 +398,7 @@ class EdgeSession:
         """
         if not after:
             self._hold_copies()
-        _say_layouts(header, tensors)
+        _add_layouts(header, tensors)
         link: Any = self.link
         pending: Pending = link.begin(self.id, self.number + after, header, tensors, self.branch)
         return pending
@@ -445,7 +445,7 @@ class EdgeSession:
         self._asked = True
         if self.branch:
             return self.begin(header, tensors, 0).result()
-        _say_layouts(header, tensors)
+        _add_layouts(header, tensors)
         fork = None if self._fork is None or self.number else (self._fork[0].id, self._fork[1])
         return self.link.step(self.id, self.number, header, tensors, fork)
 
@@ -498,7 +498,7 @@ class EdgeSession:
             self.link.close(self.id)
 
 
-def _say_layouts(header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+def _add_layouts(header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
     """Add the strides of tensors that are packed for the message but not here: kernels round depending on strides."""
     header.pop("l", None)
     if found := [[number, list(one.stride())] for number, one in enumerate(tensors) if has_gaps(one)]:

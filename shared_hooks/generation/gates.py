@@ -337,7 +337,7 @@ _CACHE = ("transformers.cache_utils", "DynamicCache")
 _LAYERS = ("transformers.cache_utils", "DynamicLayer"), ("transformers.cache_utils", "DynamicSlidingWindowLayer")
 
 
-class _GoAlone(Exception):
+class _RunAlone(Exception):
     """This call cannot pass through with others."""
 
 
@@ -362,7 +362,7 @@ class BlockGate(Gate):
         if not _sees_inside():
             try:
                 call = _BlockCall(forward, args, kwargs, self._layer, self._mask_at)
-            except _GoAlone:
+            except _RunAlone:
                 call = None
             if call is not None and self._may_share(call.form) and self._is_quiet(traveller):
                 return traveller.arrive(self, call.form, call)
@@ -385,7 +385,7 @@ class BlockGate(Gate):
             return None
         try:
             found, layers = self._together(several, width)
-        except _GoAlone:
+        except _RunAlone:
             self._tried[form] = []
             return None
         with uninterrupted():
@@ -404,11 +404,11 @@ class BlockGate(Gate):
         with _Kernels(may_draw=True) if is_try else nullcontext():
             output = self._forward(*args, **kwargs)
         if not caches.layers or caches.refused:
-            raise _GoAlone
+            raise _RunAlone
         by_width = [one.dim() == 4 and one.shape[-1] == width for one in _tensors_of(output)] if is_try else []
         weights = self._weights.setdefault(several[0].form, by_width)
         if is_try and weights != by_width:
-            raise _GoAlone
+            raise _RunAlone
         return _parted(output, [(call.rows, call.length) for call in several], iter(weights)), caches.layers
 
     def _holds(self, several: Sequence[_BlockCall], width: int) -> bool:
@@ -463,25 +463,25 @@ class _BlockCall:
         layer: int,
         mask_at: int | None,
     ) -> None:
-        """Raises `_GoAlone` for any other call."""
+        """Raises `_RunAlone` for any other call."""
         self.forward = forward
         self.args = args
         self.kwargs = kwargs
         hidden = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
         self.state: Any = next((value for value in (*args, *kwargs.values()) if _is_a(value, _CACHE)), None)
         if hidden is None or hidden.dim() != 3 or hidden.shape[1] != 1 or not hidden.is_floating_point():
-            raise _GoAlone
+            raise _RunAlone
         layers = () if self.state is None else self.state.layers
         if len(layers) <= layer or not _is_a(layers[layer], *_LAYERS) or getattr(self.state, "offloading", False):
-            raise _GoAlone
+            raise _RunAlone
         self.layer, self.at, self._mask_at = layers[layer], layer, mask_at
         self.rows = hidden.shape[0]
         keys, values = self.layer.keys, self.layer.values
         for one in (hidden, keys, values):
             if type(one) is not torch.Tensor or one.shape[0] != self.rows or one.device != hidden.device:
-                raise _GoAlone
+                raise _RunAlone
         if keys.dim() != 4 or values.dim() != 4:
-            raise _GoAlone
+            raise _RunAlone
         self.length = keys.shape[2] + 1
         self.hidden = hidden
         self.has_mask = (
@@ -493,14 +493,14 @@ class _BlockCall:
     def _described(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if type(value) is not torch.Tensor or value.dim() < 2 or value.shape[0] not in (1, self.rows):
-                raise _GoAlone
+                raise _RunAlone
             shape = tuple(value.shape[1:])
             return (*shape[:-1], _MASK) if self.is_mask(value) else shape, value.dtype, value.device
         if value is self.state or value is None or type(value) in (bool, int, float, str):
             return _MASK if value is self.state else (type(value), value)
         if type(value) is tuple:
             return tuple(map(self._described, value))
-        raise _GoAlone  # a list or a dictionary may be written to
+        raise _RunAlone  # a list or a dictionary may be written to
 
     def is_mask(self, value: torch.Tensor) -> bool:
         """Return whether a tensor is a mask: it has a value for each token that has been read."""
@@ -529,7 +529,7 @@ class _BlockCall:
         return _BlockCall(self.forward, args, kwargs, self.at, self._mask_at)
 
     def on_a_copy(self, forward: Callable[..., Any]) -> tuple[Any, Any]:
-        """Return its result alone, and its layer of the state afterwards, on a copy. Raises `_GoAlone` if other layers
+        """Return its result alone, and its layer of the state afterwards, on a copy. Raises `_RunAlone` if other layers
         change.
         """
         state = copy.copy(self.state)
@@ -539,7 +539,7 @@ class _BlockCall:
         output = forward(*args, **kwargs)
         for at, (now, was) in enumerate(zip(state.layers, self.state.layers, strict=True)):
             if at != self.at and any(value is not vars(was).get(name) for name, value in vars(now).items()):
-                raise _GoAlone
+                raise _RunAlone
         return output, state.layers[self.at]
 
 
@@ -574,9 +574,9 @@ class _Caches:
     def _filled(self, several: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([_filled_up(one, self._width, 2, 0.0, self._noise) for one in several])
 
-    def _refusal(self) -> _GoAlone:
+    def _refusal(self) -> _RunAlone:
         self.refused = True
-        return _GoAlone()
+        return _RunAlone()
 
     def __getattr__(self, name: str) -> Any:
         raise self._refusal()
@@ -600,7 +600,7 @@ def _filled_up(tensor: torch.Tensor, width: int, dimension: int, value: Any, noi
 def _side_by_side(
     several: Sequence[_BlockCall], caches: _Caches, width: int, mask_at: int | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of one call for all. Raises `_GoAlone`."""
+    """Return the arguments of one call for all. Raises `_RunAlone`."""
     first = several[0]
     differ = any(call.length != width for call in several)
 
@@ -632,7 +632,7 @@ def _side_by_side(
         elif mask_at is not None or _MASK in kwargs:
             kwargs[_MASK] = mask
         else:
-            raise _GoAlone
+            raise _RunAlone
     return args, kwargs
 
 
@@ -641,12 +641,12 @@ def _hidden(dtype: torch.dtype) -> Any:
     if dtype is torch.bool:
         return False
     if not dtype.is_floating_point:
-        raise _GoAlone
+        raise _RunAlone
     return torch.finfo(dtype).min
 
 
 def _parted(output: Any, sizes: Sequence[tuple[int, int]], weights: Iterator[bool]) -> list[Any]:
-    """Return each call's part of a result, in its own memory. Raises `_GoAlone`.
+    """Return each call's part of a result, in its own memory. Raises `_RunAlone`.
 
     ``sizes``: its rows, and its tokens where a tensor has an element for each.
     """
@@ -659,13 +659,13 @@ def _parted(output: Any, sizes: Sequence[tuple[int, int]], weights: Iterator[boo
         return [None] * len(sizes)
     if type(output) in (tuple, list) and output:
         return list(map(type(output), zip(*[_parted(one, sizes, weights) for one in output], strict=True)))
-    raise _GoAlone
+    raise _RunAlone
 
 
 def _tensors_of(output: Any) -> list[torch.Tensor]:
     found = list(tensors_in(output))
     if not found:
-        raise _GoAlone
+        raise _RunAlone
     return found
 
 

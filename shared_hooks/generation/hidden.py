@@ -143,8 +143,8 @@ def encoded(tensor: torch.Tensor, codec: str) -> torch.Tensor | None:
     coded = codecs.CODECS[codec].encode(tensor.detach().contiguous().view(-1), tokens)
     if coded is None:
         return None
-    said = [codec, dtype_name(tensor.dtype), list(tensor.shape), list(coded.params)]
-    head = json.dumps(said, separators=(",", ":")).encode()
+    reported = [codec, dtype_name(tensor.dtype), list(tensor.shape), list(coded.params)]
+    head = json.dumps(reported, separators=(",", ":")).encode()
     data = bytearray().join((len(head).to_bytes(_SIZE, "little"), head, coded.data))
     return torch.frombuffer(data, dtype=torch.uint8) if len(data) < tensor.nbytes else None
 
@@ -293,7 +293,7 @@ class Kept:
         """This, with unknown values for ``names``."""
         return Kept(self.summaries | dict.fromkeys(names), self.clear - names)
 
-    def said(self) -> list[list[Any]]:
+    def header_data(self) -> list[list[Any]]:
         """Return the data for a step's header."""
         return [[name, one] if name in self.clear else [name] for name, one in self.summaries.items()]
 
@@ -314,13 +314,13 @@ class Kept:
             raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
 
 
-def heard(said: Any, asked: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
+def read_comparison(reported: Any, asked: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
     """Process the edge's comparison (`Kept.compared`) of what it was ``asked``: the names of what it does not have at
     the cut, of what it has as the step leaves it, and of what it does not report for these values. Raises BadFrame.
     """
     other, as_left, rest = set(), set(), set(asked)
     try:
-        for name, at_cut, is_here, is_left in said:
+        for name, at_cut, is_here, is_left in reported:
             if name in rest and _near(at_cut, asked[name]):
                 rest.discard(name)
                 other |= set() if is_here else {name}
@@ -344,18 +344,18 @@ def _is_clear(value: Any, depth: int = 4) -> bool:
     return False
 
 
-def differing(said: Any, state: PythonState) -> tuple[set[str], dict[str, Any]]:
-    """Compare what the edge's model keeps at the cut (`Kept.said`) with this side's ``state`` at the same point, as far
-    as code here may read it: the names of differences, and this side's summaries of what only the edge can compare.
-    Raises BadFrame.
+def differing(reported: Any, state: PythonState) -> tuple[set[str], dict[str, Any]]:
+    """Compare what the edge's model keeps at the cut (`Kept.header_data`) with this side's ``state`` at the same point,
+    as far as code here may read it: the names of differences, and this side's summaries of what only the edge can
+    compare. Raises BadFrame.
     """
     here = entries(state)
     found: set[str] = set()
     asked: dict[str, Any] = {}
     try:
-        if len(said) > 2 * MOST_KEPT:
-            raise BadFrame(f"{len(said)} values of a model's state in one step")
-        for name, *summary in said:
+        if len(reported) > 2 * MOST_KEPT:
+            raise BadFrame(f"{len(reported)} values of a model's state in one step")
+        for name, *summary in reported:
             entry = here.get(name)
             mine = _summary(MISSING if entry is None else entry.value)
             if summary and _near(summary[0], mine):
@@ -375,13 +375,13 @@ def changed_since(state: PythonState) -> dict[str, Any]:
     return {portable(one.name): _summary(one.now) for one in named if one.name != HOOKS}
 
 
-def left_behind(said: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Return what the other side's calls have left on its model (`Unchanged.said`) and this side's lacks: both
+def left_behind(reported: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Return what the other side's calls have left on its model (`Unchanged.summaries`) and this side's lacks: both
     summaries by name. Raises BadFrame.
     """
     mine = entries(PythonState(model, settings=False))
     try:
-        found = {name: (there, _summary(mine[name].value if name in mine else MISSING)) for name, there in said}
+        found = {name: (there, _summary(mine[name].value if name in mine else MISSING)) for name, there in reported}
         return {name: both for name, both in found.items() if not _near(*both)}
     except MALFORMED as error:
         raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
@@ -618,7 +618,7 @@ class Unchanged:
         changes = {portable(change.name): change for change in named if not _is_remote(change.now)}
         found = {name: change.now for name, change in changes.items() if name not in self.rewritten}
         new = found.keys() - self.same.keys()
-        others = {name for name in found.keys() - new if not _alike(self.same[name], found[name])}
+        others = {name for name in found.keys() - new if not _same_kind(self.same[name], found[name])}
         unproven = (others - _sizes(self.same, found, others)) | self._missing(changes)
         if not new:
             return self, changes, unproven
@@ -642,7 +642,7 @@ class Unchanged:
         unread = self.unread if len(self.unread) < MOST_UNREAD else frozenset()
         return Unchanged(same, self.rewritten | (unproven & changes.keys()), unread | {missing})
 
-    def said(self, changes: dict[str, Change]) -> list[Any]:
+    def summaries(self, changes: dict[str, Change]) -> list[Any]:
         """Return for the answer to a step names and summaries of what it left behind the cut; no summaries for what is
         written each time.
         """
@@ -661,7 +661,7 @@ def _sizes(first: Mapping[str, Any], now: dict[str, Any], names: set[str]) -> se
     return {name for name in names if (first[name], now[name]) in tables.get(name.rpartition(".")[0], ())}
 
 
-def _alike(first: Any, now: Any) -> bool:
+def _same_kind(first: Any, now: Any) -> bool:
     """Return whether two tables are of one kind, the longer with more entries."""
     if isinstance(first, torch.Tensor) and isinstance(now, torch.Tensor) and first.dim() == now.dim():
         both = tuple(slice(min(sizes)) for sizes in zip(first.shape, now.shape, strict=True))

@@ -340,7 +340,7 @@ def is_private(name: str) -> bool:
     return _PRIVATE.search(name) is not None and _SHARED.search(name) is None
 
 
-class Said:
+class SentInputs:
     """The edge's side: what has been sent of the inputs."""
 
     def __init__(self, private: frozenset[str] | None = None) -> None:
@@ -352,7 +352,7 @@ class Said:
         self.leaves: list[torch.Tensor] = []
         """The tensors of the last inputs."""
 
-    def say(self, kwargs: dict[str, Any], header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    def add_to(self, kwargs: dict[str, Any], header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         """Add a step's inputs to a message. Raises `UnknownHolder`."""
         structure, leaves, names = [], [], []
         for name, value in kwargs.items():
@@ -417,9 +417,9 @@ class Said:
             content = leaf.clone() if leaf.numel() <= most else leaf
             self._last[number] = leaf, version_of(leaf), content
 
-    def copied(self) -> Said:
+    def copied(self) -> SentInputs:
         """Return a copy for a session that continues from here independently."""
-        made = Said(self._private)
+        made = SentInputs(self._private)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
         made.leaves = self.leaves
         return made
@@ -468,7 +468,7 @@ def has_same_content(one: Any, other: Any) -> bool:
     return one is other
 
 
-class Heard:
+class ReceivedInputs:
     """The cloud's side: the inputs of the previous step, and of this one."""
 
     def __init__(self, here: torch.device, find: ClassFinder) -> None:
@@ -481,7 +481,7 @@ class Heard:
         self._magnitudes: Any = None
         self.leaves: list[torch.Tensor] = []
 
-    def hear(self, header: dict[str, Any], tensors: list[torch.Tensor], state: Any) -> tuple[dict[str, Any], int]:
+    def read(self, header: dict[str, Any], tensors: list[torch.Tensor], state: Any) -> tuple[dict[str, Any], int]:
         """Return the inputs of a step, and how many of the tensors belong to them. Raises BadFrame, TooLarge."""
         self._structure = header.get("in", self._structure)
         self._forms = header.get("f", self._forms)
@@ -548,9 +548,9 @@ class Heard:
         found: torch.Tensor = tensors[form[1]]
         return found
 
-    def copied(self) -> Heard:
+    def copied(self) -> ReceivedInputs:
         """Return a copy for a fork."""
-        made = Heard(self._here, self._find)
+        made = ReceivedInputs(self._here, self._find)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
         made._told, made._magnitudes = self._told, self._magnitudes
         return made

@@ -21,7 +21,7 @@ from shared_hooks.generation import hidden
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.edge_session import EdgeSession, Link
 from shared_hooks.generation.hidden import InsideCalls, Kept
-from shared_hooks.generation.mirror import LastSaid, Mirror, differences
+from shared_hooks.generation.mirror import LastSent, Mirror, differences
 from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor, kept_here
 from shared_hooks.generation.session import (
     CALLS,
@@ -30,8 +30,8 @@ from shared_hooks.generation.session import (
     DecodingTail,
     Header,
     Known,
+    Message,
     NeededBehind,
-    Said,
     Step,
     StepAnswer,
 )
@@ -74,7 +74,7 @@ class MiddleSession(DecodingSession):
         self._second = Cut.of(tail.model, second)
         check_order(tail.cut, self._second)
         self._onward = EdgeSession(link, None, HISTORY_BYTES) if onward is None else onward
-        self._up: LastSaid = None
+        self._up: LastSent = None
 
     def fork(self) -> DecodingSession:
         """Return a copy, which continues independently."""
@@ -96,13 +96,13 @@ class MiddleSession(DecodingSession):
         return super().nbytes + self._onward.history.nbytes
 
     def _completed(
-        self, known: Known, answer: StepAnswer, undone: Callable[[BaseException], Said]
-    ) -> Said | Callable[[], Said]:
+        self, known: Known, answer: StepAnswer, undone: Callable[[BaseException], Message]
+    ) -> Message | Callable[[], Message]:
         assert isinstance(answer, _Left)
         return partial(self._continued, known, answer, undone)
 
     @torch.no_grad()
-    def _continued(self, known: Known, answer: _Left, undone: Callable[[BaseException], Said]) -> Said:
+    def _continued(self, known: Known, answer: _Left, undone: Callable[[BaseException], Message]) -> Message:
         """Make the step at the next server, and return the answer."""
         onward = self._onward
         marks = onward.marks()
@@ -119,12 +119,12 @@ class MiddleSession(DecodingSession):
         self._up = up
         return self._done(known, answered)
 
-    def _message(self, answer: _Left) -> tuple[Header, list[torch.Tensor], LastSaid]:
+    def _message(self, answer: _Left) -> tuple[Header, list[torch.Tensor], LastSent]:
         up = self._up
         given, head, onward = answer.header, answer.runner.head, self._onward
         header = {name: given[name] for name in _PASSED_ON if name in given}
         if answer.kept is not None:
-            header["m"] = answer.kept.said()
+            header["m"] = answer.kept.header_data()
         if answer.mirror is not None:
             said, up = differences(answer.changes, up)
             header["more"] = [*given.get("more", []), said]
@@ -209,7 +209,7 @@ class MiddleSession(DecodingSession):
         if left and left != known.left:
             reply["m"] = known.left = left
         if answer.mirror is not None:
-            self._onward.heard(answer.mirror, header)
+            self._onward.apply_changes(answer.mirror, header)
             reply["d"], known.down = differences(answer.changes, known.down)
             reply["more"] = [header.get("d", []), *header.get("more", [])]
         return StepAnswer(reply, tensors, answer.mirror)
@@ -221,7 +221,7 @@ def _compared(kept: Kept, there: Any, said: list[Any], why: object) -> list[Any]
     """
     try:
         asked = {name: at_cut for name, at_cut, _ in there if kept.summaries.get(name) is None}
-        if rest := hidden.heard(said, asked)[2]:
+        if rest := hidden.read_comparison(said, asked)[2]:
             raise NeededBehind([hidden.KEPT, [row for row in there if row[0] in rest]], why)
         return [
             *kept.compared([row for row in there if row[0] not in asked]),

@@ -65,8 +65,8 @@ class Snapshot:
         return [tensor for _, _, seen in self.contents for value, _ in seen.values() for tensor in _real(value)]
 
     @property
-    def told_bytes(self) -> int:
-        """See `Mirror.told_bytes`."""
+    def form_bytes(self) -> int:
+        """See `Mirror.form_bytes`."""
         return sum([NODE_BYTES + ENTRY_BYTES * len(forms) for _, forms, _ in self.contents])
 
     @property
@@ -281,7 +281,7 @@ class Mirror:
                 node.write(key, placed)
                 node.note(key, placed, form_of(placed, self.here))
 
-    def put(self, known: LastSaid, reported: Any) -> LastSaid:
+    def put(self, known: LastSent, reported: Any) -> LastSent:
         """Apply the other side's changes; tensors whose form stays the same are kept.
 
         ``known``: what it reported before. Returns what must be known for the next call. Raises BadFrame.
@@ -292,7 +292,7 @@ class Mirror:
         said = known if again else reported
         try:
             places = self._places.get(id(known)) if again else self._places.pop(id(known), None)
-            if again and places is not None and places.said is known and places.nodes_changed == self.nodes_changed:
+            if again and places is not None and places.sent is known and places.nodes_changed == self.nodes_changed:
                 for difference, found in places.all:
                     self.grow(difference, found)
             else:
@@ -301,7 +301,7 @@ class Mirror:
             raise BadFrame(f"malformed changes of a state: {error!s:.120}") from error
         return said
 
-    def _put_new(self, said: LastSaid, again: bool) -> None:
+    def _put_new(self, said: LastSent, again: bool) -> None:
         """Apply changes whose places are not known yet. Those that are repeated are remembered."""
         places: list[tuple[Any, list[tuple[Node, Any]]]] = []
         for form, paths in said:
@@ -417,7 +417,7 @@ class Mirror:
         return any(type(value) is RemoteTensor for node in self._nodes(self.root) for value, _ in node.seen.values())
 
     @property
-    def told_bytes(self) -> int:
+    def form_bytes(self) -> int:
         """The approximate memory of the form, without the tensors of this side."""
         nodes = sum([NODE_BYTES + ENTRY_BYTES * len(node.forms) for node in self._nodes(self.root)])
         places = [found for one in self._places.values() for _, found in one.all]
@@ -498,20 +498,20 @@ def _twin(value: Any, twins: dict[int, torch.Tensor]) -> Any:
 AGAIN = 1
 DIFFERENCES = ("+m", "+v", "+i")
 MOST_MORE = 16
-LastSaid = Any
+LastSent = Any
 """What one side of a session reported last; the other keeps it, too. None before the first step."""
 
 
 @dataclass(frozen=True)
 class _Places:
-    """The places of the values whose growth one `LastSaid` describes."""
+    """The places of the values whose growth one `LastSent` describes."""
 
-    said: LastSaid
+    sent: LastSent
     nodes_changed: int
     all: list[tuple[Any, list[tuple[Node, Any]]]]
 
 
-def differences(changes: list[Change], known: LastSaid) -> tuple[Any, LastSaid]:
+def differences(changes: list[Change], known: LastSent) -> tuple[Any, LastSent]:
     """Changes for JSON, and what is known after they were sent. ``known``: what was sent before."""
     groups: dict[Any, tuple[Any, list[Any]]] = {}
     for path, form, before, value in changes:
@@ -529,7 +529,7 @@ def differences(changes: list[Change], known: LastSaid) -> tuple[Any, LastSaid]:
     return (AGAIN, known) if said == known else (said, said)
 
 
-def put_more(mirror: Mirror, known: list[LastSaid], header: dict[str, Any]) -> None:
+def put_more(mirror: Mirror, known: list[LastSent], header: dict[str, Any]) -> None:
     """Apply what further machines of a chain changed, in order. ``known``: what each reported before. Raises
     BadFrame.
     """

@@ -46,8 +46,8 @@ _NOTHING = float("-inf")
 
 
 def shortened(wanted: Any, draw: Draw) -> Short:
-    """Return the data for `results.said`. ``draw`` samples with processors, from float32 scores of shape (rows, words).
-    Raises BadFrame.
+    """Return the data for `results.packed_result`. ``draw`` samples with processors, from float32 scores of shape
+    (rows, words). Raises BadFrame.
     """
     if wanted is None:
         return lambda name, tensor: None
@@ -95,13 +95,13 @@ def _drawn(logits: torch.Tensor, draw: Draw, processors: Any) -> Any:
     return ["drawn", list(logits.shape), dtype_name(logits.dtype)], [found.to(torch.int32)]
 
 
-def widened(said: Any, tensors: list[torch.Tensor], most_words: int) -> torch.Tensor:
+def widened(packed_result: Any, tensors: list[torch.Tensor], most_words: int) -> torch.Tensor:
     """Return the logits on the edge: what was sent, and minus infinity elsewhere. ``most_words``: the model's
     vocabulary.
 
     Raises BadFrame, before memory is taken for an answer that is not this model's.
     """
-    kind, shape, dtype, first = said
+    kind, shape, dtype, first = packed_result
     try:
         sent = tuple(tensors[first].shape)
         rows = sent[:-1] if kind == "top" else sent
@@ -244,7 +244,7 @@ def _parts(output: Any) -> tuple[Any, list[tuple[Any, Any]]]:
     return "", [(0, output)]
 
 
-def said(
+def packed_result(
     output: Any, inputs: list[torch.Tensor], short: Callable[[str, torch.Tensor], Any]
 ) -> tuple[Any, list[Any], list[torch.Tensor]]:
     """(structure, leaves, tensors) of a result.
@@ -295,7 +295,9 @@ def _leaf(
     return ["s", len(tensors) - 1]
 
 
-def heard(structure: Any, leaves: Any, find: ClassFinder, leaf: Callable[[Any], torch.Tensor], state: Any) -> Any:
+def unpacked_result(
+    structure: Any, leaves: Any, find: ClassFinder, leaf: Callable[[Any], torch.Tensor], state: Any
+) -> Any:
     """Return the result on the edge. ``leaf`` finds the tensor of one leaf. Raises BadFrame."""
     try:
         holder, parts = structure

@@ -9,7 +9,7 @@
     {"q"}           which tensors of the cut's result are coded (`hidden`)
     {"l"}           strides of tensors that lie with gaps, or on themselves, on the edge
     {"c"}           what is around the model, where new (`cut.around`)
-    {"m"}           what the model keeps that its code may change (`hidden.Kept.said`)
+    {"m"}           what the model keeps that its code may change (`hidden.Kept.header_data`)
     {"u"}           ... and how it compares with what this side's model keeps (`hidden.Kept.compared`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
     {"more"}        what servers between the head and this one changed on the state (`middle`)
@@ -21,7 +21,7 @@ The tensors of a step are those of its inputs, those of the cut's result, and th
     {"o", "r", "d"} results, their structure where it is new, what the tail changed on the state
     {"rng"}         after a word was drawn: digest of the generator's state
     {"more"}        what servers behind this one changed on the state
-    {"m"}           what calls have left on the model (`Unchanged.said`)
+    {"m"}           what calls have left on the model (`Unchanged.summaries`)
     {"need", "why"} nothing was done: the same step again, with these
 """
 
@@ -47,8 +47,8 @@ from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.hidden import InsideCalls, Unchanged, is_state, refusal
-from shared_hooks.generation.inputs import Heard, check_sizes, has_same_content, with_own_containers
-from shared_hooks.generation.mirror import LastSaid, Mirror, Snapshot, apply, differences, put_more
+from shared_hooks.generation.inputs import ReceivedInputs, check_sizes, has_same_content, with_own_containers
+from shared_hooks.generation.mirror import LastSent, Mirror, Snapshot, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
     STEP_BYTES,
     Extents,
@@ -60,7 +60,7 @@ from shared_hooks.generation.remote_tensor import (
     magnitude,
     weight,
 )
-from shared_hooks.generation.results import Sampler, Template, digest, said, shortened
+from shared_hooks.generation.results import Sampler, Template, digest, packed_result, shortened
 from shared_hooks.generation.tail import Learned, NotReported, Tail
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.purity import Turns
@@ -118,7 +118,7 @@ class Look:
 
 
 Header = dict[str, Any]
-Said = tuple[Header, list[torch.Tensor]]
+Message = tuple[Header, list[torch.Tensor]]
 """The answer to a step."""
 LEAVES, CALLS = "leaves", "calls"
 
@@ -179,18 +179,18 @@ class DecodingTail:
 class Known:
     """What a session has received and sent. A step works on a copy, which replaces it if the step succeeds."""
 
-    inputs: Heard
+    inputs: ReceivedInputs
     reports: CallReports
     sampler: Sampler
-    up: LastSaid = None
-    down: LastSaid = None
+    up: LastSent = None
+    down: LastSent = None
     crossing: Any = None
     coded: Any = ()
     around: Any = field(default_factory=lambda: USUAL)
     structure: Any = None
     wanted: Any = None
     unchanged: Unchanged = field(default_factory=Unchanged)
-    ups: list[LastSaid] = field(default_factory=list)
+    ups: list[LastSent] = field(default_factory=list)
     """What each server before this one has reported, in a chain."""
     behind: frozenset[str] = frozenset()
     """Names of what servers behind this one left on their model: the next step here must not read it."""
@@ -231,7 +231,7 @@ class Known:
             + self.inputs.nbytes
             + self.reports.nbytes
             + weight(reported)
-            + (0 if mirror is None else mirror.told_bytes)
+            + (0 if mirror is None else mirror.form_bytes)
         )
 
 
@@ -259,7 +259,7 @@ class DecodingSession:
         self._tail = tail
         self._steps = 0
         self._kept: list[_Before] = []
-        heard = Heard(tail.here, tail.find)
+        heard = ReceivedInputs(tail.here, tail.find)
         self._known = Known(heard, CallReports(tail.here), Sampler())
         self._mirror: Mirror | None = None
         self._spoilt = ""
@@ -268,7 +268,7 @@ class DecodingSession:
     def nbytes(self) -> int:
         """The bytes of what it keeps."""
         states = [one.state for one in self._kept if one.state is not None]
-        held = self._known.nbytes(self._mirror, *states) + sum([one.told_bytes for one in states])
+        held = self._known.nbytes(self._mirror, *states) + sum([one.form_bytes for one in states])
         return held + sum([one.known.nbytes(None) for one in self._kept])
 
     def fork(self) -> DecodingSession:
@@ -287,7 +287,7 @@ class DecodingSession:
         begun = self.begin(header, tensors)
         return begun() if callable(begun) else begun
 
-    def begin(self, header: Header, tensors: list[torch.Tensor]) -> Said | Callable[[], Said]:
+    def begin(self, header: Header, tensors: list[torch.Tensor]) -> Message | Callable[[], Message]:
         """Runs the model for one step, and gives the answer, or what makes it: where other servers have to be asked,
         for which the model is not needed. Call that once, in any thread, before anything else is done with the session.
         """
@@ -346,7 +346,7 @@ class DecodingSession:
             raise SessionLost(f"the state before step {number} is not there any more")
         self._known, self._mirror, self._steps = before.known, before.mirror, number
 
-    def _undone(self, mirror: Mirror | None, snapshot: Any, error: BaseException) -> Said:
+    def _undone(self, mirror: Mirror | None, snapshot: Any, error: BaseException) -> Message:
         """Restore the session as it was before a step; returns the answer that says what is needed. Raises ``error`` if
         nothing is.
         """
@@ -358,7 +358,7 @@ class DecodingSession:
             raise error
         return {"need": needed, "why": f"{error!s:.300}"}, []
 
-    def _done(self, known: Known, answer: StepAnswer) -> Said:
+    def _done(self, known: Known, answer: StepAnswer) -> Message:
         self._known, self._mirror = known, answer.mirror
         self._steps += 1
         return answer.header, answer.tensors
@@ -367,8 +367,8 @@ class DecodingSession:
         return Step(self._tail, known, self._mirror, header, tensors).run()
 
     def _completed(
-        self, known: Known, answer: StepAnswer, undone: Callable[[BaseException], Said]
-    ) -> Said | Callable[[], Said]:
+        self, known: Known, answer: StepAnswer, undone: Callable[[BaseException], Message]
+    ) -> Message | Callable[[], Message]:
         """Finish a step after the model has run; ``undone`` is called if it fails."""
         return self._done(known, answer)
 
@@ -497,13 +497,13 @@ class Step:
         mirror = self._mirror
         if mirror is not None:
             apply(mirror, header.get("do", ()), tail.step_bytes)
-        kwargs, self._used = known.inputs.hear(header, self._tensors, None if mirror is None else mirror.state)
+        kwargs, self._used = known.inputs.read(header, self._tensors, None if mirror is None else mirror.state)
         known.crossing = header.get("x", known.crossing)
         known.coded = header.get("q", known.coded)
         known.around = header.get("c", known.around)
         check_around(known.around, tail.paths, tail.model)
         if "t" in header:
-            known.reports.hear(header["t"])
+            known.reports.apply(header["t"])
         known.wanted = header.get("w", known.wanted)
         if "rng" in header:
             known.sampler.take(header["rng"])
@@ -544,7 +544,7 @@ class Step:
                 known.unchanged = known.unchanged.proven(unproven, here)
                 known.unread |= known.behind
                 known.behind = frozenset()
-            self._left = [one for one in known.unchanged.said(here) if one[0] not in self._untouched]
+            self._left = [one for one in known.unchanged.summaries(here) if one[0] not in self._untouched]
         return self._answer(output, running_tail)
 
     def _reads_none(self, before: PythonState, names: set[str], again: Callable[[], bool]) -> bool:
@@ -567,12 +567,12 @@ class Step:
             is_unread = is_same and is_left
         return is_unread
 
-    def _meet(self, said: Any, before: PythonState) -> None:
+    def _meet(self, packed_result: Any, before: PythonState) -> None:
         """At the cut: compare what the edge's model keeps there with this side's."""
         if self._meets:
-            found, asked = hidden.differing(said, self._now(before))
+            found, asked = hidden.differing(packed_result, self._now(before))
             self._other |= found
-            other, as_left, rest = hidden.heard(self._header.get("u", ()), asked)
+            other, as_left, rest = hidden.read_comparison(self._header.get("u", ()), asked)
             self._other |= other
             self._as_left |= as_left
             self._asked = {name: asked[name] for name in rest}
@@ -589,7 +589,9 @@ class Step:
         header, known = self._header, self._known
         token = running.set(running_tail)
         try:
-            structure, leaves, tensors = said(output, known.inputs.leaves, shortened(known.wanted, known.sampler.draw))
+            structure, leaves, tensors = packed_result(
+                output, known.inputs.leaves, shortened(known.wanted, known.sampler.draw)
+            )
             self._check_states(output)
             changes = None if self._mirror is None else self._mirror.look(kept_here)
         except RemoteRead as error:

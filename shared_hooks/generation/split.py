@@ -40,7 +40,7 @@ from shared_hooks.generation.ahead import (
 from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, around, device_of, finder_of
 from shared_hooks.generation.edge_session import (
-    SAID_UP,
+    SENT_UP,
     EdgeSession,
     History,
     Link,
@@ -53,7 +53,7 @@ from shared_hooks.generation.hidden import InsideCalls, Settled, is_state, is_st
 from shared_hooks.generation.inputs import LITERALS
 from shared_hooks.generation.mirror import Forms, Handle, Mirror, Snapshot, differences, handle_of
 from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor
-from shared_hooks.generation.results import SHORT, Answer, digest, heard, state_now, widened, written
+from shared_hooks.generation.results import SHORT, Answer, digest, state_now, unpacked_result, widened, written
 from shared_hooks.generation.session import CALLS, LEAVES
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.state import Dice, PythonState, Read, poisoned
@@ -278,7 +278,7 @@ class SplitForward:
                 if look is not None and (session.number == 0 or look.changed()):
                     kept = hidden.Kept.of(look.state()).with_left(self._behind)
                     if kept.summaries:
-                        message[0]["m"] = kept.said()
+                        message[0]["m"] = kept.header_data()
                 if session.takes_back:
                     message[0]["back"], session.takes_back = session.number, False
             else:
@@ -339,13 +339,13 @@ class SplitForward:
         found: Foreseen = session.foreseen[0]
         mirror = handle.mirror
         same = mirror is not None and found.is_of(kwargs, handle.done) and self._asking.now() == session.wanted
-        if not same or around(self._paths, self.model, _run(found.head)) != found.said["around"]:
+        if not same or around(self._paths, self.model, _run(found.head)) != found.marks["around"]:
             drop(session)
             return None
         assert mirror is not None
         session.foreseen.popleft()
         mirror.back_to(found.after)
-        session.back(found.said)
+        session.back(found.marks)
         return found
 
     def _may_look_ahead(self, handle: Handle, header: dict[str, Any], sight: Foresight) -> bool:
@@ -378,7 +378,7 @@ class SplitForward:
             if session.foreseen:
                 tokens = session.foreseen[-1].tokens
                 mirror.back_to(session.foreseen[-1].after)
-                session.back(session.foreseen[-1].said)
+                session.back(session.foreseen[-1].marks)
                 session.inputs = session.inputs.copied()
             while len(session.foreseen) < MOST_AHEAD and not pending.is_over and growth.apply(mirror, tokens):
                 expected, handle.done, handle.busy = mirror.forms(), [], False
@@ -419,7 +419,7 @@ class SplitForward:
         after = handle.mirror.snapshot()
         if not ASKS.isdisjoint(header):
             return False
-        said = {name: value for name, value in session.marks().items() if name in SAID_UP}
+        said = {name: value for name, value in session.marks().items() if name in SENT_UP}
         pending = session.begin(header, tensors, number - session.number)
         foreseen = Foreseen(given, call.tokens, expected, done, head, (header, tensors), pending, said, after)
         session.foreseen.append(foreseen)
@@ -595,7 +595,7 @@ class SplitForward:
         session: EdgeSession = handle.session
         header: dict[str, Any] = {}
         tensors: list[torch.Tensor] = []
-        session.inputs.say(kwargs, header, tensors)
+        session.inputs.add_to(kwargs, header, tensors)
         if opening is not None:
             header["new"] = opening
         if handle.done:
@@ -717,7 +717,7 @@ class SplitForward:
         state = None
         if handle.mirror is not None:
             state = handle.mirror.state
-            session.heard(handle.mirror, reply.header)
+            session.apply_changes(handle.mirror, reply.header)
 
         def leaf(said: Any) -> torch.Tensor:
             kind = said[0]
@@ -731,7 +731,7 @@ class SplitForward:
                 return given
             return _extra(head, said[1:])
 
-        return heard(session.structure, reply.header.get("o"), self._find, leaf, state)
+        return unpacked_result(session.structure, reply.header.get("o"), self._find, leaf, state)
 
 
 @contextmanager

@@ -87,18 +87,18 @@ class Lockstep(Generic[Result]):
         self.surroundings = _surroundings()
         try:
             with nobodys():
-                self._go()
+                self._run_to_gate()
         finally:
             for traveller in self._travellers:
                 traveller.leave()
         return [traveller.outcome() for traveller in self._travellers]
 
-    def _go(self) -> None:
+    def _run_to_gate(self) -> None:
         waiting: dict[tuple[Gate, Form], list[_Traveller[Result]]] = {}
         ready = self._travellers
         while ready:
             for traveller in ready:
-                if traveller.goes_on():
+                if traveller.continue_run():
                     waiting.setdefault(traveller.place, []).append(traveller)
             if not waiting:
                 return
@@ -163,7 +163,7 @@ class _Traveller(Generic[Result]):
 
     # Of the lock-step
 
-    def goes_on(self) -> bool:
+    def continue_run(self) -> bool:
         """Continue from its gate, with its answer; returns False if it has ended."""
         self._greenlet.switch()
         return not self._greenlet.dead

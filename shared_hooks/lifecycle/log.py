@@ -76,7 +76,7 @@ class LogBounds(logging.Filter):
     """A handler's filter: each record is one line, tracebacks are indented, and at most ``each`` lines per minute are
     written for what one account causes, ``together`` for all accounts. Warnings and less severe records count
     separately, so that neither hides the other. What was dropped is counted, and reported with the next record, or by
-    `tell`.
+    `report_dropped`.
 
     Put one on every handler of your own: ``handler.addFilter(LogBounds(handler))``.
     """
@@ -102,13 +102,13 @@ class LogBounds(logging.Filter):
         account = record.account = getattr(record, "account", on_behalf.account)
         if account is None and record.name.partition(".")[0] == "grpc":
             account = UNKNOWN
-        self.tell(MINUTE)
+        self.report_dropped(MINUTE)
         if account is not None and not self._may(str(account), record):
             return False
         _bound(record)
         return True
 
-    def tell(self, age: float = 0.0) -> None:
+    def report_dropped(self, age: float = 0.0) -> None:
         """Report how many lines were dropped in the minutes that began at least ``age`` seconds ago."""
         now, reported = self._clock(), []
         with self._lock:

@@ -310,7 +310,9 @@ def rename(graph: onnx_ir.Graph, values: Sequence[onnx_ir.Value], names: Sequenc
 # float64, and no operator takes integers of two types, which torch's exporter writes now and then.
 
 
-ALIKE: Final = frozenset("Max Min Add Sub Mul Div Mod Sum Concat Equal Less LessOrEqual Greater GreaterOrEqual".split())
+SAME_TYPE: Final = frozenset(
+    "Max Min Add Sub Mul Div Mod Sum Concat Equal Less LessOrEqual Greater GreaterOrEqual".split()
+)
 """Operators whose inputs are all of one type."""
 PASSING: Final = frozenset(
     "Max Min Add Sub Mul Div Mod Sum Concat Unsqueeze Squeeze Reshape Gather GatherElements GatherND Slice Identity "
@@ -330,7 +332,7 @@ def in_one_type(model: onnx_ir.Model) -> None:
 
     for node in list(model.graph.all_nodes()):
         given = [value for value in node.inputs if value is not None]
-        if node.op_type in ALIKE and {kind_of(one) for one in given} == {DataType.INT32, DataType.INT64}:
+        if node.op_type in SAME_TYPE and {kind_of(one) for one in given} == {DataType.INT32, DataType.INT64}:
             for at, value in enumerate(node.inputs):
                 if value is not None and kind_of(value) == DataType.INT32:
                     cast = _cast(value, DataType.INT64, f"{value.name}.for.{node.name}")

@@ -324,7 +324,7 @@ def _constant(value: Any) -> Any:
 
 def _words(value: Any, depth: int = _DEPTH) -> str | None:
     if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name} {_said(value.value)}"
+        return f"{type(value).__qualname__}.{value.name} {_constant_text(value.value)}"
     if isinstance(value, (str, torch.dtype)):
         text = str(value).removeprefix("torch.")  # a configuration may have a dtype as text until it is read
         return _shortened(text) if _is_word(text) else None
@@ -334,10 +334,10 @@ def _words(value: Any, depth: int = _DEPTH) -> str | None:
         data = memoryview(value).cast("B") if len(value) else b""
         return f"{type(value).__name__} {len(value)} {hashlib.blake2b(data, digest_size=16).hexdigest()}"
     if isinstance(value, (set, frozenset)):
-        texts = [_said(one, depth) for one in value] if len(value) <= MOST_ENTRIES else [None]
+        texts = [_constant_text(one, depth) for one in value] if len(value) <= MOST_ENTRIES else [None]
         return None if None in texts else _shortened(repr(sorted(map(str, texts))))
     if isinstance(value, _LISTS):
-        texts = [_said(one, depth) for one in _entries(value)]
+        texts = [_constant_text(one, depth) for one in _entries(value)]
         return _shortened(f"[{', '.join(one or '?' for one in texts)}]") if any(texts) else None
     if isinstance(value, _DICTIONARIES):
         return _table(value, depth) if MOST_KEYS < len(value) <= MOST_ENTRIES else None
@@ -350,7 +350,7 @@ def _words(value: Any, depth: int = _DEPTH) -> str | None:
     return value.__qualname__ if isinstance(value, type) else None
 
 
-def _said(value: Any, depth: int = _DEPTH) -> str | None:
+def _constant_text(value: Any, depth: int = _DEPTH) -> str | None:
     """Return a constant as text, if it is not too deep."""
     if _is_number(value):
         return repr(_fixed(value))
@@ -359,7 +359,7 @@ def _said(value: Any, depth: int = _DEPTH) -> str | None:
 
 def _table(value: Mapping[Any, Any], depth: int) -> str | None:
     """Return a large dictionary that contains only constants."""
-    entries = [(_key(key), _said(one, depth)) for key, one in _items(value)]
+    entries = [(_key(key), _constant_text(one, depth)) for key, one in _items(value)]
     return digest_of(sorted(map(str, entries))) if all(None not in one for one in entries) else None
 
 

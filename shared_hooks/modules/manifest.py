@@ -140,16 +140,16 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
             found = compared(there[1], here[1])
             lines = differences if not found.alike else rounding
             if len(lines) <= MAX_NOTES:
-                lines.append(_told(place, (TABLE, found.client), (TABLE, found.server)))
+                lines.append(_difference_line(place, (TABLE, found.client), (TABLE, found.server)))
             continue
         sorts, values = (set(one) for one in zip(*filter(None, (here, there)), strict=True))
         one_sided = here is None or there is None
         if not (one_sided and sorts <= {USUAL, HELD}):
-            differences.append(_told(place, there, here))
+            differences.append(_difference_line(place, there, here))
             if place[0] == OPERATION:
                 break  # those after it are shifted
         elif len(notes) < MAX_NOTES and not (sorts == {HELD} and "None" in values):
-            notes.append(_told(place, there, here))
+            notes.append(_difference_line(place, there, here))
     return Comparison(tuple(differences), tuple(notes), tuple(rounding[:MAX_NOTES]))
 
 
@@ -208,7 +208,7 @@ def _by_place(facts: Manifest) -> dict[Fact, Value]:
     return found
 
 
-def _told(place: Fact, client: Value | None, server: Value | None) -> str:
+def _difference_line(place: Fact, client: Value | None, server: Value | None) -> str:
     kind, (path, name) = place[0], (text[: MAX_LINE // 3] for text in place[1:])
     where = path or "(model)"
     what = {

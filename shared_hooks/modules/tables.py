@@ -273,10 +273,10 @@ def _fact(value: torch.Tensor) -> str:
         return f"{form} {exact} -"
     with torch.no_grad():
         value = value.detach().cpu().resolve_conj().resolve_neg()
-        return f"{form} {exact} {_told((torch.view_as_real(value) if value.is_complex() else value).reshape(-1))}"
+        return f"{form} {exact} {_summary((torch.view_as_real(value) if value.is_complex() else value).reshape(-1))}"
 
 
-def _told(flat: torch.Tensor) -> str:
+def _summary(flat: torch.Tensor) -> str:
     """Which values are not finite (a hash), how many bits they fit in, how many of the sample are no means, and the
     sample, after the largest magnitude.
     """

@@ -168,7 +168,7 @@ def _leave_pictures_out(found: dict[str, Any], excess: int) -> None:
     found["pictures_left_out"] = found.get("pictures_left_out", 0) + gone
 
 
-def tell_tokens(found: Observations, texts: Texts) -> None:
+def add_token_text(found: Observations, texts: Texts) -> None:
     """Add the ids' text to the records of `tokens`, or a note why there is none."""
     tokens = found.get("tokens", {"records": []})
     for record in tokens["records"]:

@@ -406,26 +406,28 @@ Gradients = tuple[torch.Tensor | None, ...]
 class Pass:
     """One call of a module and its backward pass, reported only if the call was observed."""
 
-    __slots__ = ("name", "one_input", "one_output", "step", "tell")
+    __slots__ = ("name", "on_gradients", "one_input", "one_output", "step")
 
     def __init__(self) -> None:
         self.name, self.step = "", 0
         self.one_input = self.one_output = False
-        self.tell: Callable[[Pass, Gradients, Gradients], None] | None = None
+        self.on_gradients: Callable[[Pass, Gradients, Gradients], None] | None = None
 
     def __call__(self, module: nn.Module, by_input: Any, by_output: Any) -> None:
-        if self.tell is not None:
-            self.tell(self, _tuple(by_input), _tuple(by_output))
+        if self.on_gradients is not None:
+            self.on_gradients(self, _tuple(by_input), _tuple(by_output))
 
 
 class BackwardHooks:
-    """Backward hooks on ``modules`` until `remove`. ``tell`` gets the gradients of observed calls.
+    """Backward hooks on ``modules`` until `remove`. ``on_gradients`` gets the gradients of observed calls.
 
     For models that run in one thread at a time. Raises InputMismatch for a module that does not support such hooks.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], tell: Callable[[Pass, Gradients, Gradients], None]) -> None:
-        self._tell = tell
+    def __init__(
+        self, modules: Iterable[nn.Module], on_gradients: Callable[[Pass, Gradients, Gradients], None]
+    ) -> None:
+        self._on_gradients_of = on_gradients
         self._next: dict[nn.Module, tuple[Pass, Any]] = {}
         self._begun: dict[nn.Module, Pass] = {}
         self._before: dict[nn.Module, Any] = {}
@@ -448,7 +450,7 @@ class BackwardHooks:
         if found is None:
             return False
         found.name, found.step, found.one_input, found.one_output = name, step, one_input, one_output
-        found.tell = self._came_back
+        found.on_gradients = self._on_gradients
         return True
 
     def remove(self) -> None:
@@ -471,9 +473,9 @@ class BackwardHooks:
         self._arm(module)
         self._begun[module] = taken
 
-    def _came_back(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
+    def _on_gradients(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
         if self._on:
-            self._tell(found, by_input, by_output)
+            self._on_gradients_of(found, by_input, by_output)
 
 
 def _tuple(found: Any) -> Gradients:

@@ -45,10 +45,10 @@ class Lengths:
         while len(self._families) > MAX_FAMILIES:
             self._families.popitem(last=False)
 
-    def foretold(self, family: Any, sizes: Sizes, cut: Cut) -> tuple[Plan, Cutting, Crossing] | None:
+    def predicted_plan(self, family: Any, sizes: Sizes, cut: Cut) -> tuple[Plan, Cutting, Crossing] | None:
         """Return a plan of another size, and what the head does at this cut; None without a rule."""
         found = self._families.get(family)
-        return None if found is None else found.foretold(sizes, cut)
+        return None if found is None else found.predicted_plan(sizes, cut)
 
     def forget(self, family: Any) -> None:
         """Forget a family whose prediction was wrong."""
@@ -78,7 +78,7 @@ class _Family:
         while len(self.plans) > MAX_PLANS:
             self.plans.popitem(last=False)
 
-    def foretold(self, sizes: Sizes, cut: Cut) -> tuple[Plan, Cutting, Crossing] | None:
+    def predicted_plan(self, sizes: Sizes, cut: Cut) -> tuple[Plan, Cutting, Crossing] | None:
         for moving in {tuple(a != b for a, b in zip(sizes, known, strict=True)) for known in self.plans}:
             if (cut, moving) not in self.rules:
                 self.rules[cut, moving] = self._rule(sizes, moving, cut)
@@ -184,8 +184,8 @@ class SizedCrossing:
         found = self._moving.at(length)
         if found is None:
             return None
-        parts, items, foretold = found
-        if sizes is not None and foretold != sizes:
+        parts, items, predicted_plan = found
+        if sizes is not None and predicted_plan != sizes:
             return None
         digest = PathDigest()
         for item in items:

@@ -863,7 +863,7 @@ class Plan:
         for event in trace.events:
             if begin < event.seq <= end:
                 touched.update(storage for storage, _ in (*event.reads, *event.overwrites))
-                touched.update(event.writes, event.handed)
+                touched.update(event.writes, event.passed_out)
         entered: set[int] = set()
         for call in trace.calls:
             if call.enter <= end and call.exit > begin:

@@ -225,7 +225,7 @@ class Planner:
         numbers, (structure, _, *around) = self.key(args, kwargs)
         return family_of((numbers, structure, *around), flatten((args, kwargs))[1])
 
-    def foretold(
+    def predicted_plan(
         self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut
     ) -> tuple[Plan, Cutting, Crossing] | None:
         """Return, for inputs without a plan, with this `key`, what plans of other sizes say of this cut (`lengths`), or
@@ -235,7 +235,7 @@ class Planner:
             if self._plans.get(key) or self._refused or self._left != Left():
                 return None  # the state left behind must be shown unread by runs of this size
             family = self._family(args, kwargs)
-            return None if family is None else self._lengths.foretold(*family, cut)
+            return None if family is None else self._lengths.predicted_plan(*family, cut)
 
     def not_so(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forget a prediction for these inputs, which was wrong."""
@@ -306,13 +306,13 @@ class Planner:
             if self._original is None and trial.keeps_what_it_built:
                 self._original = trial.before
             if self._original is not None and not trace.unsteady:
-                self._history = self._history or self._told_by_history(args, kwargs)
+                self._history = self._history or self._history_reason(args, kwargs)
                 trace.unsteady = self._history
                 if self._history:
                     self._plans.clear()  # they are of runs that found less
             return trace
 
-    def _told_by_history(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _history_reason(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why a run's answer depends on earlier runs, for a model that builds something permanent (a table).
 
         It does if these inputs give another answer with the model as it was at first, or earlier inputs do now.

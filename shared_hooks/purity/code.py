@@ -178,14 +178,14 @@ def listed(value: Any) -> What:
         return joined(map(classified, value))
     if type(value) is dict:
         return joined(map(classified, value))
-    if isinstance(value, CONTAINERS) and goes_torchs_way(value):
+    if isinstance(value, CONTAINERS) and uses_torch_lookup(value):
         return DATA if isinstance(value, nn.ModuleDict) else joined(map(classified, value._modules.values()))
     if type(value) in (nn.ParameterList, nn.ParameterDict):
         return DATA
     raise Impure(f"it goes through a {type(value).__name__}")
 
 
-def goes_torchs_way(value: nn.Module) -> bool:
+def uses_torch_lookup(value: nn.Module) -> bool:
     """Return whether attributes, and for containers the elements, are found by torch's code only."""
     kind = type(value)
     names = ("__iter__", "__getitem__", "__len__") if isinstance(value, CONTAINERS) else ()
@@ -251,7 +251,7 @@ class Expressions:
         for value in what.objects:
             if isinstance(value, nn.Module):
                 counted = hasattr(type(value), "__len__") and not isinstance(value, CONTAINERS)
-                if counted or not goes_torchs_way(value):
+                if counted or not uses_torch_lookup(value):
                     raise Impure("it evaluates the truth of an object")
             elif type(value) not in (list, dict, types.FunctionType, types.BuiltinFunctionType):
                 raise Impure("it evaluates the truth of an object")
@@ -331,7 +331,7 @@ class Expressions:
         self.data(self.value(node.slice))
         found = [DATA] if base.data else []
         for value in base.objects:
-            if isinstance(value, nn.ModuleDict) and goes_torchs_way(value):
+            if isinstance(value, nn.ModuleDict) and uses_torch_lookup(value):
                 found.append(joined(map(classified, value._modules.values())))
             elif type(value) is dict:
                 found.append(joined(map(classified, value.values())))
@@ -375,7 +375,7 @@ class Expressions:
             raise Impure(f"nothing is called {value.__name__}.{name}")
         if not isinstance(value, nn.Module) or (name in _MODULE_OWN and name != "training"):
             raise Impure(f"it uses .{name} of a {type(value).__name__}")
-        if not goes_torchs_way(value):
+        if not uses_torch_lookup(value):
             raise Impure(f"{type(value).__qualname__} finds its attributes in a way of its own")
         found = on_class(type(value), name)
         if hasattr(type(found), "__get__"):
@@ -438,7 +438,7 @@ class Calls(Expressions):
     def module_method(self, module: nn.Module, name: str, args: list[What], named: list[What]) -> What:
         if name == "forward":
             return self.call(module, args, named)
-        if not goes_torchs_way(module):
+        if not uses_torch_lookup(module):
             raise Impure(f"{type(module).__qualname__} finds its attributes in a way of its own")
         method = on_class(type(module), name)
         if name in vars(module) or method is None:

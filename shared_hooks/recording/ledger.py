@@ -318,7 +318,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return made.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-class Handed:
+class PassedOut:
     """Storages that existed before the forward and were passed to code outside torch; none for most models."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from shared_hooks.forward import (
     name_of,
 )
 from shared_hooks.recording.kernels import KernelLog
-from shared_hooks.recording.ledger import Handed
+from shared_hooks.recording.ledger import PassedOut
 from shared_hooks.recording.trace import (
     NEVER,
     Event,
@@ -52,7 +52,7 @@ class OperationLog(KernelLog):
     def __init__(self, existing: list[torch.Tensor], *, closely: bool = False, into_all: bool = False) -> None:
         super().__init__(existing)
         self.muted = False
-        self.handed = Handed()
+        self.passed_out = PassedOut()
         self.closely = closely
         self.dice_watch = DiceWatch()
         self.ops: list[Op] = []
@@ -84,7 +84,7 @@ class OperationLog(KernelLog):
         unseen = self.repeats.may_be_unseen and not (only_form or op.takes_chosen)
         viewing = unseen and only_views(name, func, args, tensors)
         assigning = unseen and only_assigns(name, func, args, op)
-        again = unseen and not (viewing or assigning or self.closely or self.handed.known)
+        again = unseen and not (viewing or assigning or self.closely or self.passed_out.known)
         repeat = self.repeats.find(func, args, kwargs, tensors, op) if again else None
         self.regular = True
         self.op = op
@@ -99,9 +99,9 @@ class OperationLog(KernelLog):
             raise
         finally:
             self.op = None
-        if self.handed.known:
+        if self.passed_out.known:
             self.muted = True
-            self.handed.settle()
+            self.passed_out.settle()
             self.muted = False
         if name in COPIES_BYTES:
             self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
@@ -139,7 +139,7 @@ class OperationLog(KernelLog):
                     storage.tainted, storage.born_tainted = min(storage.tainted, op.seq), True
             made = range(own, self.numbered)
             results = self._results(op, tensors, result)
-            if again and repeat is None and self.regular and _is_told(op):
+            if again and repeat is None and self.regular and _is_in_events(op):
                 self.repeats.learn(func, args, kwargs, tensors, op, self.events[first_event:], results, made)
         elif name.endswith(".__set__") and not stays:  # `Module.to` assigns each parameter to itself
             op.trouble = f"it assigns {name.removesuffix('.__set__')} of a tensor"
@@ -150,18 +150,18 @@ class OperationLog(KernelLog):
     def _look(self) -> None:
         if self.closely:
             self.dice_watch.look(self.seq)
-        if self.handed.known:
+        if self.passed_out.known:
             muted, self.muted = self.muted, True
-            self.handed.look()
+            self.passed_out.look()
             self.muted = muted
 
-    def _hand(self, op: Op, tensors: list[torch.Tensor]) -> None:
+    def _pass_out(self, op: Op, tensors: list[torch.Tensor]) -> None:
         """Code outside torch gets access to the memory: constants are watched, the rest counts as written."""
         self.muted = True
         for tensor in tensors:
             storage = self.storage_of(tensor)
             if storage.outside and not storage.foreign:
-                self.handed.add(storage, tensor)
+                self.passed_out.add(storage, tensor)
             elif storage.tainted <= op.seq:
                 self.events.append(Event(self.tick(), [], [], [storage]))
         self.muted = False
@@ -215,7 +215,7 @@ class OperationLog(KernelLog):
         """
         if len(self.events) == first_event or op.name in FORM_OF_OTHERS:
             return
-        seen = {storage for event in self.events[first_event:] for storage in event.handed}
+        seen = {storage for event in self.events[first_event:] for storage in event.passed_out}
         reads = [self.span(tensor) for tensor in tensors if self.storage_of(tensor) not in seen]
         if reads:
             self.events.append(Event(self.tick(), reads, [], []))
@@ -259,13 +259,13 @@ class OperationLog(KernelLog):
             op.trouble = f"{op.name}() gives a {type(result).__name__}"
         if is_escape(op.name):
             op.trouble = f"{op.name}() hands the bytes to code outside torch"
-            self._hand(op, tensors)
+            self._pass_out(op, tensors)
         if op.reads_tainted:
             self.escaped |= is_escape(op.name)
             self.note_dynamic(op)
 
 
-def _is_told(op: Op) -> bool:
+def _is_in_events(op: Op) -> bool:
     """Return whether everything that an operation did is in its events."""
     return not (op.trouble or op.reshapes or op.draws or op.dynamic or op.unforeseen) and bool(op.args)
 

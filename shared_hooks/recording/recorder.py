@@ -145,13 +145,13 @@ class Recorder(OperationLog):
 
     def is_unclear(self) -> bool:
         """Return whether something happened that a closer examination must settle."""
-        unseen = bool(self.unknown or self.handed.known or self.escaped or self.doubtful)
+        unseen = bool(self.unknown or self.passed_out.known or self.escaped or self.doubtful)
         return unseen or bool(self.dice_watch.drawn)
 
     def unseen_writes(self) -> set[str]:
         """Return the names of parameters, buffers and the like whose bytes were changed by no operation."""
         logged = {storage for event in self.events for storage in event.writes}
-        found = self.handed.changed | self.undeclared
+        found = self.passed_out.changed | self.undeclared
         for tensor, version, bits in self.own:
             storage = self.storage_of(tensor)
             if storage not in logged and (version != _version(tensor) or (bits and bits != bits_of(tensor))):
@@ -343,7 +343,7 @@ def record(
         if recorder.is_unclear():
             unknown = recorder.unknown
             recorder, output = recorded(closely=True)
-            if recorder.appeared or recorder.handed.known or recorder.doubtful:
+            if recorder.appeared or recorder.passed_out.known or recorder.doubtful:
                 others = [_again(model, modules, state, unknown, source) for source in perturbed(fresh_inputs)]
                 constants = _agreeing(recorder.appeared, others)
                 recorder, output = recorded(closely=True, constants=constants)

@@ -89,13 +89,13 @@ Span = tuple[Storage, View]
 @short
 @dataclass(eq=False, slots=True)
 class Event:
-    """Data read, overwritten unread, or written by one operation of the dispatcher; ``handed``: all its arguments."""
+    """Data read, overwritten unread, or written by one operation of the dispatcher; ``passed_out``: its arguments."""
 
     seq: int
     reads: list[Span]
     overwrites: list[Span]
     writes: list[Storage]
-    handed: list[Storage] = field(default_factory=list)
+    passed_out: list[Storage] = field(default_factory=list)
 
 
 @short

@@ -220,14 +220,14 @@ def _check(
     finally:
         for handle in handles:
             handle.remove()
-    if len(wanted) != len(found) or not all(map(_alike, wanted, found)):
+    if len(wanted) != len(found) or not all(map(_nearly_equal, wanted, found)):
         raise CutRefused(
             f"layer {layer}: without these channels the model computes something else: its code uses their number, or"
             f" the weights of their layers, in a way that the graph does not show"
         )
 
 
-def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two outputs are equal up to rounding, relative to the largest magnitude. Of integers, which may
     depend on rounding, only the shape is compared.
     """

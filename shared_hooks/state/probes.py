@@ -97,7 +97,7 @@ class Probe:
     """Reads the state of one object."""
 
     can_be_undone = True
-    only_goes_on = False
+    only_advances = False
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -245,7 +245,7 @@ class _SimpleQueue(Probe):
 class _Generator(Probe):
     """A generator or iterator, which cannot be rewound."""
 
-    only_goes_on = True
+    only_advances = True
     can_be_undone = False
 
     def now(self) -> Any:
@@ -254,7 +254,7 @@ class _Generator(Probe):
 
 
 class _Iterator(Probe):
-    only_goes_on = True
+    only_advances = True
     can_be_undone = False
 
     def now(self) -> Any:
@@ -385,7 +385,7 @@ def _gives(cached: _Cached[Any], key: Any, typed: bool, result: Any) -> bool:
     args, kwargs = _arguments(key, typed)
     dice = Dice()
     try:
-        return _alike(result, cached.__wrapped__(*args, **kwargs))
+        return _same_result(result, cached.__wrapped__(*args, **kwargs))
     except Exception:
         return False
     finally:
@@ -399,7 +399,7 @@ def _is_fixed(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (type(value) is torch.Tensor and not value.is_inference())
 
 
-def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
+def _same_result(one: Any, other: Any, depth: int = _DEPTH) -> bool:
     """Return whether two results are the same for code that reads them; incomparable ones of one class are."""
     if one is other:
         return True
@@ -410,19 +410,19 @@ def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
     if isinstance(one, _PLAIN):
         return repr(one) == repr(other)
     if isinstance(one, (list, tuple, collections.deque)):
-        return len(one) == len(other) and all(_alike(a, b, depth - 1) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(_same_result(a, b, depth - 1) for a, b in zip(one, other, strict=True))
     if isinstance(one, (set, frozenset)):
         return bool(one == other)
     if isinstance(one, dict):
-        return list(one) == list(other) and all(_alike(one[key], other[key], depth - 1) for key in one)
+        return list(one) == list(other) and all(_same_result(one[key], other[key], depth - 1) for key in one)
     if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
         parts = [(each.__code__, *map(_held, each.__closure__ or ()), each.__defaults__) for each in (one, other)]
-        return parts[0][0] is parts[1][0] and _alike(parts[0][1:], parts[1][1:], depth - 1)
+        return parts[0][0] is parts[1][0] and _same_result(parts[0][1:], parts[1][1:], depth - 1)
     if isinstance(one, functools.partial):
-        return _alike((one.func, one.args, one.keywords), (other.func, other.args, other.keywords), depth - 1)
+        return _same_result((one.func, one.args, one.keywords), (other.func, other.args, other.keywords), depth - 1)
     if (probe := probe_of(one)) is not None:
         return bool(probe.now() == probe_of(other).now())  # type: ignore[union-attr]
-    return _alike(_attributes(one), _attributes(other), depth - 1)
+    return _same_result(_attributes(one), _attributes(other), depth - 1)
 
 
 def _attributes(value: Any) -> dict[str, Any]:

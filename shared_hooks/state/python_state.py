@@ -265,10 +265,10 @@ class PythonState:
             return False
         if not self.probes and not self._caches:
             return True
-        return self._asked_are_same
+        return self._probes_are_same
 
     @property
-    def _asked_are_same(self) -> bool:
+    def _probes_are_same(self) -> bool:
         if self.probes and any(probe.now() != kept for _, probe, kept in self.probes):
             return False
         return not self._caches or list(map(counts, self._caches)) == self._counts
@@ -304,7 +304,7 @@ class PythonState:
     @property
     def unrepeatable(self) -> list[str]:
         """The names of generators and iterators, which cannot be rewound."""
-        return [name for name, probe, _ in self.probes if probe.only_goes_on]
+        return [name for name, probe, _ in self.probes if probe.only_advances]
 
     def unrepeatable_result(self) -> str:
         """Return the function whose `functools.lru_cache` keeps another result than it would return now; "" if none."""

@@ -218,11 +218,11 @@ class Recipe:
             path = step.path if isinstance(step, (Enter, Skip, Through, End)) else step.inside
             depth = 0 if path in ("", ROOT) else path.count(".") + 1
             sources = getattr(step, "sources", ())
-            given = f": {', '.join(map(_said, sources))}" if sources else ""
+            given = f": {', '.join(map(_described, sources))}" if sources else ""
             yield f"{'  ' * (depth + (not isinstance(step, (Enter, Skip, Through, End))))}{label(step)}{given}"
 
 
-def _said(source: Source) -> str:
+def _described(source: Source) -> str:
     if isinstance(source, Injected):
         return f"slot {source.slot} as {_shape(source.view.shape, source.dtype)}"
     if isinstance(source, Hole):

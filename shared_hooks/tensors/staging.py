@@ -60,7 +60,7 @@ def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             low, high = spans[tensor.untyped_storage()._cdata]
             key_of_copy = (tensor.untyped_storage()._cdata, tensor.dtype)
             if key_of_copy not in copies:
-                copies[key_of_copy] = _aligned_alike(tensor.detach().as_strided((high - low,), (1,), low))
+                copies[key_of_copy] = _copy_aligned(tensor.detach().as_strided((high - low,), (1,), low))
             whole = copies[key_of_copy]
             found.append(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - low))
     return found
@@ -80,7 +80,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
-def _aligned_alike(run: torch.Tensor) -> torch.Tensor:
+def _copy_aligned(run: torch.Tensor) -> torch.Tensor:
     """Return a copy of a contiguous range with the same alignment within 64 bytes."""
     wanted, nbytes = run.data_ptr() % ALIGN, run.numel() * run.element_size()
     if run.device.type != "cpu" or not wanted or wanted % run.element_size() or not nbytes:

@@ -18,7 +18,7 @@ from typing import Any
 from edge_client.call import Load
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.planning.objective import STAGES, Candidate
-from edge_client.planning.predict import Correction, Sample, cuts_to_ask, predict
+from edge_client.planning.predict import Correction, Sample, cuts_to_measure, predict
 from edge_client.spoken import EDGE_ONLY
 from edge_client.survey import CORRECTION_ROUNDS
 from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS
@@ -96,7 +96,7 @@ def _model(
         found = []
         for rate in scope.rates:
             bed.network.rate(rate)
-            asked = [EDGE_ONLY, *cuts_to_ask([one.name for one in edge.cuts if one.layer_id != INPUT_CUT])]
+            asked = [EDGE_ONLY, *cuts_to_measure([one.name for one in edge.cuts if one.layer_id != INPUT_CUT])]
             how = {"candidates": asked, "files": files[:1], "rounds": CORRECTION_ROUNDS, "seconds": 1.0}
             before = ask(process, "measure", **how, seed=1, warm=True)
             probed = ask(process, "probe", sizes=PROBE_SIZES, answer_sizes=ANSWER_SIZES, seconds=scope.probe_seconds)

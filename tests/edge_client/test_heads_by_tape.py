@@ -254,10 +254,10 @@ def test_numbers_that_a_head_cannot_give_are_refused(tmp_path: Path) -> None:
         assert crossing[read].dtype == np.int64 and crossing[read].shape == () and not crossing[read]
         for value in (1, 2, -1, np.iinfo(np.int64).min):
             with pytest.raises(IsthmusError):
-                client._ask(client._request(head, {**crossing, read: np.array(value)})[0], 60.0)
+                client._outputs_of(client._request(head, {**crossing, read: np.array(value)})[0], 60.0)
         with pytest.raises(InputMismatch):
-            client._ask(client._request(head, {**crossing, read: np.array([0])})[0], 60.0)
-        assert client._ask(client._request(head, crossing)[0], 60.0)[0]
+            client._outputs_of(client._request(head, {**crossing, read: np.array([0])})[0], 60.0)
+        assert client._outputs_of(client._request(head, crossing)[0], 60.0)[0]
 
 
 def test_any_batch(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_length_that_no_shape_tells(tmp_path: Path) -> None:
         for text in ("", "[", "{}", '["a"]', '{"ids": [null]}', '{"ids": 7}', "7", "[" * 9000):
             request.parameters["isthmus_shapes"].string_param = text
             with pytest.raises(IsthmusError):
-                client._ask(request, 60.0)
+                client._outputs_of(request, 60.0)
 
 
 def _any_size(folder: Path, cuts: list[str], taken: list[tuple[int, int]], refused: list[tuple[int, int]]) -> None:
@@ -366,10 +366,10 @@ def _any_size(folder: Path, cuts: list[str], taken: list[tuple[int, int]], refus
         head = client.heads.head(cuts[-1])
         ids = np.zeros(taken[0], dtype=np.int64)
         crossing = client._run(head.file, head.inputs, {"ids": ids}, None)
-        assert client._ask(client._request(head, crossing)[0], 60.0)[0]
+        assert client._outputs_of(client._request(head, crossing)[0], 60.0)[0]
         cut = {name: np.ascontiguousarray(value[..., :-1]) for name, value in crossing.items()}
         with pytest.raises(IsthmusError):
-            client._ask(client._request(replace(head, crossing=_forms(cut)), cut)[0], 60.0)
+            client._outputs_of(client._request(replace(head, crossing=_forms(cut)), cut)[0], 60.0)
 
 
 def _forms(arrays: dict[str, Any]) -> tuple[Tensor, ...]:

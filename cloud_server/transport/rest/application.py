@@ -186,9 +186,9 @@ STEP = 1 << 20
 
 
 async def read_body(
-    headers: Mapping[bytes, bytes], receive: Receive, hold: Hold, most: int, heard: Callable[[], object]
+    headers: Mapping[bytes, bytes], receive: Receive, hold: Hold, most: int, record_activity: Callable[[], object]
 ) -> memoryview:
-    """Read the body, of at most ``most`` bytes; ``heard`` is called for each piece.
+    """Read the body, of at most ``most`` bytes; ``record_activity`` is called for each piece.
 
     Raises TooLarge, and ServerUnavailable without room for it.
     """
@@ -204,7 +204,7 @@ async def read_body(
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Cancelled("the caller left")
-        heard()
+        record_activity()
         body += message.get("body", b"")
         _check(len(body), most)
         if len(body) > counted:
@@ -406,7 +406,7 @@ class Application:
     ) -> None:
         """Load or unload a model in a thread; returns when that is done."""
         with self._inference.held.hold(Party(caller.account, peer.name), peer.leave) as hold:
-            reading = read_body(headers, receive, hold, MAX_CHANGE_BYTES, peer.heard)
+            reading = read_body(headers, receive, hold, MAX_CHANGE_BYTES, peer.record_activity)
             try:
                 body = await asyncio.wait_for(reading, CHANGE_SECONDS)
             except asyncio.TimeoutError:
@@ -441,7 +441,7 @@ class Application:
             most = most if length is not None else limits.max_message_bytes
             seconds = limits.deadline_seconds
             try:
-                body = await asyncio.wait_for(read_body(headers, receive, hold, most, peer.heard), seconds)
+                body = await asyncio.wait_for(read_body(headers, receive, hold, most, peer.record_activity), seconds)
             except asyncio.TimeoutError:
                 raise DeadlineExceeded(f"the body did not come within {seconds:g} s (deadline_seconds)") from None
             hold.more(messages.MEMORY * (body.nbytes if length is None else length))

@@ -79,7 +79,7 @@ class Peer:
             self._leave_place()
             self._place = self._waiting.enter(Caller(self.name).address, self.leave)
 
-    def heard(self) -> None:
+    def record_activity(self) -> None:
         """Record that the client has acted."""
         if self._place is not None:
             self._place.since = time.monotonic()

@@ -112,7 +112,7 @@ def answer(result: Result, wanted: Wanted) -> tuple[list[bytes], list[memoryview
     if result.id:
         message["id"] = result.id
     if result.parameters:
-        message["parameters"] = {name: _said(value) for name, value in result.parameters.items()}
+        message["parameters"] = {name: _finite_or_text(value) for name, value in result.parameters.items()}
     pieces = [text(message)[:-1], b',"outputs":[']
     for number, one in enumerate(result.outputs):
         entry: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
@@ -130,7 +130,7 @@ def text(message: object) -> bytes:
     return json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _said(value: Value) -> Value:
+def _finite_or_text(value: Value) -> Value:
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 

@@ -350,7 +350,7 @@ class GradientStats(Observer):
         made = super()._attachment(root, modules, owner, thread)
         if self.full:
             try:
-                self._hooks.append((root, BackwardHooks(modules, self._came_back)))
+                self._hooks.append((root, BackwardHooks(modules, self._on_gradients)))
             except BaseException:
                 made.detach()
                 raise
@@ -377,7 +377,7 @@ class GradientStats(Observer):
             if hooks.looked_at(call.module, name, step, len(call.args) == 1, isinstance(output, torch.Tensor)):
                 return
 
-    def _came_back(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
+    def _on_gradients(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
         sides: tuple[tuple[Side, Gradients, bool], ...] = (
             ("input", by_input, found.one_input),
             ("output", by_output, found.one_output),

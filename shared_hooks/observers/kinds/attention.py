@@ -105,7 +105,7 @@ class AttentionCapture(Observer):
             for module in root.modules()
             if isinstance(module, nn.TransformerEncoderLayer) and module.self_attn in modules and module not in modules
         }
-        self._ask_for_eager(root, owner)
+        self._require_eager(root, owner)
         return super()._attachment(root, {**modules, **outer}, owner, thread)
 
     def around(
@@ -180,7 +180,7 @@ class AttentionCapture(Observer):
 
     # -- fused kernels ------------------------------------------------------------------------------------------
 
-    def _ask_for_eager(self, root: nn.Module, owner: Any) -> None:
+    def _require_eager(self, root: nn.Module, owner: Any) -> None:
         now = getattr(getattr(root, "config", None), "_attn_implementation", None)
         if root in self._asked:
             users, before = self._asked[root]

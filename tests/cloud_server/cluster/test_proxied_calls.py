@@ -92,11 +92,11 @@ def test_the_account_that_has_the_most_gives_way_first_with_what_it_does_not_fet
 
 
 class TestDraining:
-    """``TELL_BEATS``: who needs only be told has no time for it here."""
+    """``NOTIFY_BEATS``: who needs only be told has no time for it here."""
 
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(relay, "TELL_BEATS", 1e-9)
+        monkeypatch.setattr(relay, "NOTIFY_BEATS", 1e-9)
 
     @pytest.mark.parametrize("is_session", [True, False], ids=["a session without heartbeats", "one message"])
     def test_what_is_under_way_is_waited_for(self, is_session: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def later(core: Core) -> None:
             request.began_ns -= 700 * 10**9
             request._progress_ns -= 700 * 10**9
         for session in core._sessions:
-            session._heard -= 700
+            session._received_at -= 700
             session._moved -= 700
 
 

@@ -16,7 +16,7 @@ KIN = "a model and a cut"
 
 def group(line: FairQueue, most: int) -> list[Task]:
     first = line.take()
-    return [] if first is None else [first, *line.take_alike({first.batch_key}, most - 1)]
+    return [] if first is None else [first, *line.take_batchable({first.batch_key}, most - 1)]
 
 
 def served(line: FairQueue, most: int, seconds: float = 1.0) -> list[str]:
@@ -53,7 +53,7 @@ class TestWhoIsTakenAlong:
             line.put(Task(job, Payer(job), KIN, rows))
         first = line.take()
         assert first is not None and line.waiting(KIN) == 6
-        assert [task.work for task in line.take_alike({first.batch_key}, 3 - first.rows)] == ["c"]
+        assert [task.work for task in line.take_batchable({first.batch_key}, 3 - first.rows)] == ["c"]
         assert line.waiting(KIN) == 5
 
     def test_one_that_has_left_is_not_taken(self) -> None:

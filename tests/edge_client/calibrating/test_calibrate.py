@@ -12,7 +12,7 @@ import torch
 from edge_client import calibrate
 from edge_client.__main__ import main
 from edge_client.calibrating.inputs import inputs_of
-from edge_client.calibrating.study import ALIKE
+from edge_client.calibrating.study import SIMILAR
 from edge_client.planning.codecs import DOMINATED, loss_of, read
 from edge_client.tasks.calibrate import Calibrated
 from shared_hooks.codecs import CODECS
@@ -141,7 +141,7 @@ def test_what_is_not_named_is_left_where_another_sends_no_more_and_loses_no_more
     for name, codec in left:
         mine = rows[name, codec]
         assert any(
-            other["bytes_up"] <= ALIKE * mine["bytes_up"] and other["loss"] <= mine["loss"]
+            other["bytes_up"] <= SIMILAR * mine["bytes_up"] and other["loss"] <= mine["loss"]
             for other in rows.values()
             if other is not mine and other["layer_id"] <= mine["layer_id"]
         ), (name, codec)

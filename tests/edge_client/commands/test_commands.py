@@ -499,7 +499,7 @@ def test_a_swallowed_ctrl_c_comes_again() -> None:
         "    try:",
         "        time.sleep(60)",
         "    except KeyboardInterrupt:",
-        "        interrupts.heard()",
+        "        interrupts.acknowledge()",
         "    time.sleep(0.3)",
         "    print('heard')",
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler",

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.serving.protocol import Asked, Pieces, calls_in
+from edge_client.serving.protocol import Pieces, TextRequest, calls_in
 from edge_client.serving.sampling import Sampling
 
 
-def asked(**more: Any) -> Asked:
+def asked(**more: Any) -> TextRequest:
     usual: dict[str, Any] = {
         "prompts": ((1,),),
         "sampling": Sampling(),
@@ -24,7 +24,7 @@ def asked(**more: Any) -> Asked:
         "reports_usage": False,
         "is_chat": True,
     }
-    return Asked(**{**usual, **more})
+    return TextRequest(**{**usual, **more})
 
 
 @given(

@@ -16,7 +16,7 @@ from edge_client.adaptive.beginning import _connector
 from edge_client.given import load
 from edge_client.model_choice import ModelChoice
 from edge_client.planning.codecs import Codecs, LossTable
-from edge_client.survey import Wanted, asked_of_servers, edge_profile, with_books
+from edge_client.survey import Wanted, edge_profile, measured_by_servers, with_books
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile as profiles
@@ -106,7 +106,7 @@ def test_a_server_that_comes_later_is_asked_too(server: Served, table: LossTable
 
 
 def test_a_server_is_not_asked_to_measure_what_only_books_tell() -> None:
-    assert set(CODECS) - set(asked_of_servers(CODECS)) == {"basis", "frames"}
+    assert set(CODECS) - set(measured_by_servers(CODECS)) == {"basis", "frames"}
 
 
 def test_books_of_other_weights_and_for_other_codecs_are_refused(server: Served, table: LossTable) -> None:

@@ -96,13 +96,13 @@ def test_the_bound_follows_what_a_slow_link_makes_of_the_beats(monkeypatch: pyte
     pulse = Pulse(1.0)
     assert pulse.bound == BEATS
     now = 3.5
-    pulse.heard()
+    pulse.record_frame()
     assert pulse.bound == 7.0
     for _ in range(10):
-        pulse.heard()
+        pulse.record_frame()
     assert pulse.bound == BEATS
     now += 1000.0
-    pulse.heard()
+    pulse.record_frame()
     assert pulse.bound == LONGEST_SECONDS
 
 

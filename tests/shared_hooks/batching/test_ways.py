@@ -21,7 +21,7 @@ def known(sides: Sides, ways: Ways, early: EarlyOutput) -> Joinable:
     sides.batches.learn(early.crossing)
     found = sides.batches.of(early.crossing)
     assert found is not None
-    ways.came(found)
+    ways.record(found)
     return found
 
 

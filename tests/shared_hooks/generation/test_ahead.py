@@ -242,7 +242,7 @@ class TestTheServersSide:
             header, tensors = said[number]
             answers[number] = session.step({**header, "keep": [number, 3]}, tensors)[1]
         kept = session.nbytes
-        assert kept > 3 * session._mirror.told_bytes  # its own, and of both that are kept
+        assert kept > 3 * session._mirror.form_bytes  # its own, and of both that are kept
         with pytest.raises(SessionLost, match="may be taken back"):
             session.fork()
         for back in (4, 3, 4, 4, 3):  # the second 4 is of a step that was not made: there is nothing to take back

@@ -342,11 +342,11 @@ def test_numbers_that_are_none_are_bad_frames(number: Any) -> None:
     reports = CallReports(torch.device("cpu"))
     for call in (["a", number, ["t", 0], [], []], ["a", 1, ["t", 0], [[[number], [1], "float32"]], []]):
         with contextlib.suppress(BadFrame, TooLarge):
-            reports.hear([call])
+            reports.apply([call])
     form = ["o", class_name(DynamicCache), [["a", ["m", [1], [1], "float32"]], ["b", ["v", 1]]]]
     mirror = Mirror.built(form, torch.device("cpu"))
     for difference in (["+m", [number], [1]], ["+i", number], ["+v", number]):
         with contextlib.suppress(BadFrame, TooLarge):
             mirror.put(None, [[difference, [["a"]]]])
     with pytest.raises(BadFrame):
-        reports.hear([["a", math.inf, ["t", 0], [], []]])
+        reports.apply([["a", math.inf, ["t", 0], [], []]])

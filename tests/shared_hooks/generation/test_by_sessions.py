@@ -21,7 +21,7 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, TooLarge
 from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess
-from shared_hooks.generation.hidden import Kept, differing, heard, left_behind
+from shared_hooks.generation.hidden import Kept, differing, left_behind, read_comparison
 from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.state import PythonState, poisoned
 from tests.covering import every
@@ -586,11 +586,11 @@ class Holds(nn.Module):
 )
 def test_tables_of_two_machines(mine: Any, theirs: Any, same: bool) -> None:
     edge = Kept.of(PythonState(Holds(mine), settings=False))
-    found, asked = differing(edge.said(), PythonState(Holds(theirs), settings=False))
+    found, asked = differing(edge.header_data(), PythonState(Holds(theirs), settings=False))
     compared = edge.compared([[name, one, one] for name, one in asked.items()])
-    other, _, rest = heard(compared, asked)
+    other, _, rest = read_comparison(compared, asked)
     assert not rest and bool(found or other) is not same
-    assert "0002" not in json.dumps(edge.said()), "numbers are compared where they are"
+    assert "0002" not in json.dumps(edge.header_data()), "numbers are compared where they are"
 
 
 @pytest.mark.parametrize("said", [1, [[]], [1], [["a"], [[], 1]], [[{}]]])
@@ -600,7 +600,7 @@ def test_malformed_tables(said: Any) -> None:
         lambda: differing(said, PythonState(model, settings=False)),
         lambda: left_behind(said, model),
         lambda: Kept({}).compared(said),
-        lambda: heard(said, {}),
+        lambda: read_comparison(said, {}),
     ):
         with pytest.raises(BadFrame, match="malformed"):
             read()

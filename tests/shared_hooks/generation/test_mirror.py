@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shared_hooks.errors import BadFrame
 from shared_hooks.generation import register_state
 from shared_hooks.generation.inputs import plain, same
-from shared_hooks.generation.mirror import AGAIN, LastSaid, Mirror, differences
+from shared_hooks.generation.mirror import AGAIN, LastSent, Mirror, differences
 from shared_hooks.generation.remote_tensor import RemoteTensor
 
 HERE = torch.device("cpu")
@@ -34,8 +34,8 @@ class Sides:
         self.state = State()
         self.here = Mirror(self.state, HERE)
         self.there = Mirror.built(json.loads(json.dumps(plain(self.here.root, self.state))), HERE)
-        self.said: LastSaid = None
-        self.heard: LastSaid = None
+        self.said: LastSent = None
+        self.heard: LastSent = None
         self.words: list[Any] = []
 
     def step(self) -> None:
@@ -128,13 +128,13 @@ def test_only_places_that_are_said_again_are_remembered_and_they_count() -> None
         add_layer(sides.state)
     sides.step()
     there = sides.there
-    bare = there.told_bytes
+    bare = there.form_bytes
     paths = [["layers", number, "by_name", "keys"] for number in range(3)]
     known = None
     for size in range(1, 40):  # ever new ones
         known = there.put(known, [[["+m", [0, size, 0], [0, 0, 0]], paths]])
-        assert not there._places and there.told_bytes == bare
+        assert not there._places and there.form_bytes == bare
     known = there.put(known, AGAIN)
-    assert len(there._places) == 1 and there.told_bytes > bare
+    assert len(there._places) == 1 and there.form_bytes > bare
     there.put(known, [[["+m", [0, 1, 0], [0, 0, 0]], paths]])
-    assert not there._places and there.told_bytes == bare
+    assert not there._places and there.form_bytes == bare

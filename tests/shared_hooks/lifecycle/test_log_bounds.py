@@ -96,7 +96,7 @@ def test_many_accounts_have_a_bound_together_and_the_server_has_none(written: Wr
     for _ in range(100):
         written.log.info("about the server")
     assert len(written.lines) == 112
-    written.bounds.tell()
+    written.bounds.report_dropped()
     assert sum(int(line.split()[2].replace(",", "")) for line in written.lines if "more lines" in line) == 2988
 
 

@@ -144,9 +144,9 @@ def test_an_unknown_id_that_decodes_to_nothing_has_no_text(vocabulary: Path, tmp
 @pytest.mark.parametrize("ids", ["x", None, [1.5], [True], [-1], ["1"], [[1]], list(range(1000))])
 def test_ids_that_a_server_makes_up_are_left_alone(ids: Any) -> None:
     found = {"records": [{"name": "a", "ids": ids}], "notes": []}
-    named.tell_tokens({"tokens": found}, Texts(Letters()))
+    named.add_token_text({"tokens": found}, Texts(Letters()))
     assert found == {"records": [{"name": "a", "ids": ids}], "notes": []}
-    named.tell_tokens({}, Texts(Letters()))
+    named.add_token_text({}, Texts(Letters()))
 
 
 def test_in_this_process_a_failing_tokenizer_costs_the_text_alone() -> None:

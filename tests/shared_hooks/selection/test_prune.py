@@ -16,7 +16,7 @@ from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import Table, spec_from_table
 from shared_hooks.selection import Mask, Sample, capture, masked, pruned, read_selection, write_mask, write_pruned
 from shared_hooks.selection.channels import trace
-from shared_hooks.selection.prune import _alike, unmasked
+from shared_hooks.selection.prune import _nearly_equal, unmasked
 from tests.shared_hooks.selection.networks import (
     Branching,
     ByName,
@@ -142,7 +142,7 @@ def test_what_the_graph_does_not_show_is_found_and_refused(
     ],
 )
 def test_answers_are_alike_but_for_rounding(whole: list[complex], made: list[complex], same: bool) -> None:
-    assert _alike(torch.tensor(whole), torch.tensor(made)) is same
+    assert _nearly_equal(torch.tensor(whole), torch.tensor(made)) is same
 
 
 @pytest.mark.parametrize("keep", [[3], [0, 1]])
