@@ -382,9 +382,9 @@ class _Forwarded:
         with self._lock:
             if self._over:
                 return
-            self._over, self._outgoing, asked = True, None, self._sent_to
-        if asked is not None:
-            way, exchange = asked
+            self._over, self._outgoing, requested = True, None, self._sent_to
+        if requested is not None:
+            way, exchange = requested
             way.connection.cancel(exchange, AccessRefused("it is not wanted any more"))
 
 
@@ -462,9 +462,9 @@ class _Step:
     def withdraw(self) -> None:
         """Cancel it at its client's wish."""
         with self._lock:
-            self._over, asked = True, self._sent_to
-        if asked is not None:
-            way, exchange = asked
+            self._over, requested = True, self._sent_to
+        if requested is not None:
+            way, exchange = requested
             way.connection.cancel(exchange, Cancelled("it is not wanted any more"))
 
 

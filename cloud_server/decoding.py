@@ -222,8 +222,8 @@ class Step:
             raise BadFrame(f"step {frame.step} of a decoding session; only step 0 opens it as a copy")
         fork = decoding.fork_of, decoding.fork_step
         route = tuple((hop.server, hop.cut) for hop in frame.route)
-        said = decoding.cut, *fork, decoding.close, decoding.together, route, decoding.branch
-        return cls(frame.session_id, frame.step, *said)
+        reported = decoding.cut, *fork, decoding.close, decoding.together, route, decoding.branch
+        return cls(frame.session_id, frame.step, *reported)
 
 
 @dataclass(frozen=True)

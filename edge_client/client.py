@@ -555,9 +555,9 @@ class EdgeClient(ClientCore):
             return cuts
         if len(cuts) != len(self.chain):
             begins = f"{len(self.chain)} server{'s' if len(self.chain) > 1 else ''}"
-            said = f"{len(cuts)} cuts" if several else "one cut"
+            reported = f"{len(cuts)} cuts" if several else "one cut"
             raise SpecError(
-                f"split={split!r:.200}: {said} for {begins}: a chain has one for each, where its part begins"
+                f"split={split!r:.200}: {reported} for {begins}: a chain has one for each, where its part begins"
             )
         if found := [cut for cut in cuts if cut in words or members(cut)]:
             raise SpecError(f'split={split!r:.200}: "{found[0]}" is no cut of a chain')

@@ -173,14 +173,14 @@ def _verdict_on(certificate: str | Path, key: str | Path) -> int:
 
     Python's ssl exposes only a peer's dates. So the certificate is shown, in memory, to a peer that trusts exactly it.
     """
-    shown, asked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown, requested = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     shown.check_hostname, shown.verify_mode = False, ssl.CERT_NONE
-    asked.verify_mode, asked.verify_flags = ssl.CERT_REQUIRED, ssl.VERIFY_X509_PARTIAL_CHAIN
-    asked.load_verify_locations(certificate)
-    for context in (shown, asked):
+    requested.verify_mode, requested.verify_flags = ssl.CERT_REQUIRED, ssl.VERIFY_X509_PARTIAL_CHAIN
+    requested.load_verify_locations(certificate)
+    for context in (shown, requested):
         context.load_cert_chain(certificate, key, password=lambda: "")
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = shown.wrap_bio(back, there), asked.wrap_bio(there, back, server_side=True)
+    sides = shown.wrap_bio(back, there), requested.wrap_bio(there, back, server_side=True)
     for side in (*sides, *sides):
         try:
             side.do_handshake()

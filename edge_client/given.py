@@ -88,9 +88,9 @@ def fails_on(
     """
     if name is not None and inputs is not None and (wrong := unfit(model, inputs, spec.example(), error)) is not None:
         return InputMismatch(f"{name}: {wrong}")
-    said, what = one_line(f"{type(error).__name__}: {error}"), name or "its example"
+    reported, what = one_line(f"{type(error).__name__}: {error}"), name or "its example"
     others = either("--example and --input say another", "ModelChoice(..., example=...) and inputs say another")
-    return ModelFailed(f"{spec.origin}: the model fails on {what}: {said} ({others})")
+    return ModelFailed(f"{spec.origin}: the model fails on {what}: {reported} ({others})")
 
 
 def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inputs:

@@ -178,8 +178,8 @@ def unfit(model: nn.Module, inputs: Inputs, example: Inputs | None, error: Excep
     found = _misnamed(model, inputs, example) or next(_unlike(model, inputs, example), "") or _no_tensor(model, inputs)
     if not found:
         return None
-    said = one_line(f"{type(error).__name__}: {error}")
-    return InputMismatch(f"{found} (the model: {said if len(said) <= MOST else said[: MOST - 1] + '…'})")
+    reported = one_line(f"{type(error).__name__}: {error}")
+    return InputMismatch(f"{found} (the model: {reported if len(reported) <= MOST else reported[: MOST - 1] + '…'})")
 
 
 def another_size(model: nn.Module, inputs: Inputs, example: Inputs | None) -> str:

@@ -673,7 +673,7 @@ def _as_array(file: Path, how: _Pictures) -> Array:
 
 def _pixels(data: bytes, name: str, how: _Pictures) -> Array:
     size = None if how.size is None else (int(how.size[0]), int(how.size[1]))
-    asked: picture.How = {
+    requested: picture.How = {
         "mode": how.mode,
         "size": size,
         "shorter_side": how.shorter_side,
@@ -681,7 +681,7 @@ def _pixels(data: bytes, name: str, how: _Pictures) -> Array:
         "max_pixels": picture.MAX_OWN_PIXELS,
     }
     try:
-        _, (width, height), pixels = picture.decode(data, asked)
+        _, (width, height), pixels = picture.decode(data, requested)
     except picture.Refused as error:
         raise InputMismatch(f"{name} cannot be read as an image: {error}") from None
     values: Array = np.frombuffer(pixels, dtype=np.uint8).reshape(height, width, -1).astype(np.float32)

@@ -281,7 +281,7 @@ def probe(
                 break
             for kind in list(found):
                 last = measure(kind)
-        asked = {kind: list(rounds) for kind, rounds in found.items()}
+        requested = {kind: list(rounds) for kind, rounds in found.items()}
         # A fast link shows only in larger rounds, as does one whose bucket lets a small round pass free: their result
         # must agree with the rounds before. Requests are never that large: they are not part of the curve.
         size, before, reported = max(nbytes for nbytes, _ in found), Speed(None, None, None), _speed(found, 0)
@@ -299,9 +299,9 @@ def probe(
             before, reported = reported, _speed(found, 0)
         if on_progress:
             on_progress(total, total, "done")
-    nothing = _middle(asked[0, 0])
-    ups = [(nbytes, _middle(rounds)) for (nbytes, answer), rounds in sorted(asked.items()) if not answer]
-    downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in asked.items() if answer]
+    nothing = _middle(requested[0, 0])
+    ups = [(nbytes, _middle(rounds)) for (nbytes, answer), rounds in sorted(requested.items()) if not answer]
+    downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in requested.items() if answer]
     told_down = _speed(found, 1)
     return Link(
         Curve(tuple(ups), reported),

@@ -627,12 +627,12 @@ def camera(
         _check_device(text)
     name = without_password(text)
     check(name)
-    asked = {
+    requested = {
         "video_size": f"{size[0]}x{size[1]}" if size else "",
         "framerate": f"{rate:g}" if rate else "",
         "input_format": pixel_format or "",
     }
-    options = {key: value for key, value in asked.items() if value}
+    options = {key: value for key, value in requested.items() if value}
     source = Live(_frames(text, name, options, timeout), name, queue=queue, timeout=2 * timeout)
     try:
         source.first()

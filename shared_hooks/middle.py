@@ -317,11 +317,11 @@ class Apart:
     def _call(self, what: str, given: Any) -> Any:
         try:
             self._pipe.send((what, given))
-            said, value = self._pipe.recv()
+            reported, value = self._pipe.recv()
         except Exception as error:
             raise Gone(f"the process that runs the model alone: {type(error).__name__}: {error}") from error
-        if said != "gave":
-            raise {"refused": IsthmusError, "failed": ModelFailed}.get(said, Gone)(value)
+        if reported != "gave":
+            raise {"refused": IsthmusError, "failed": ModelFailed}.get(reported, Gone)(value)
         return value
 
 
@@ -345,15 +345,15 @@ def _answer(pipe: Connection, make: Make, wrap: Callable[[nn.Module], Any], thre
                     early = EarlyOutput.from_bytes(given, max_bytes=1 << 40)
                     torch.manual_seed(1)  # another process's generators have an unrelated state
                     output = wrapped.tail(early)
-                said: tuple[str, Any] = "gave", output
+                reported: tuple[str, Any] = "gave", output
             except IsthmusError as error:
-                said = "refused", str(error)
+                reported = "refused", str(error)
             except MemoryError as error:
-                said = "gone", f"no memory: {error}"
+                reported = "gone", f"no memory: {error}"
             except Exception as error:
-                said = "failed", f"{type(error).__name__}: {error}"
+                reported = "failed", f"{type(error).__name__}: {error}"
             try:
-                pipe.send(said)
+                pipe.send(reported)
             except (EOFError, OSError):
                 raise
             except Exception as error:  # an output that cannot be sent to another process

@@ -176,7 +176,7 @@ class Decoder:
         if process is None:
             process = _Process(how["max_pixels"])
         try:
-            said, pixels = process.send(data, how, time.monotonic() + self.seconds)
+            reported, pixels = process.send(data, how, time.monotonic() + self.seconds)
         except BaseException as error:  # interrupted, too: it is in an unknown state
             process.end()
             if isinstance(error, TimeoutError):
@@ -184,14 +184,14 @@ class Decoder:
             if isinstance(error, OSError):
                 raise Refused("TooLarge", f"decoding it takes more than {process.limit >> 20} MiB, or fails") from None
             raise
-        if said.get("again"):
+        if reported.get("again"):
             with self._lock:
                 self._idle.append(process)
         else:
             process.end()
-        if "error" in said:
-            raise Refused(said["error"], said["message"])
-        return said["mode"], tuple(said["size"]), pixels
+        if "error" in reported:
+            raise Refused(reported["error"], reported["message"])
+        return reported["mode"], tuple(reported["size"]), pixels
 
 
 class _Process:
@@ -221,8 +221,8 @@ class _Process:
             while len(part):
                 part = part[self._process.stdin.write(part) :]
         line, rest = self._line(until)
-        said = json.loads(line)
-        return said, self._exactly(rest, int(said.get("bytes", 0)), until)
+        reported = json.loads(line)
+        return reported, self._exactly(rest, int(reported.get("bytes", 0)), until)
 
     def _some(self, until: float, most: int) -> bytes:
         assert self._process.stdout is not None
@@ -286,20 +286,23 @@ def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     _limited(int(sys.argv[1]))
     while line := source.readline():
-        asked = json.loads(line)
-        data, again = source.read(asked["bytes"]), True
+        requested = json.loads(line)
+        data, again = source.read(requested["bytes"]), True
         pixels = b""
         try:
-            image = decoded(data, asked["how"])
+            image = decoded(data, requested["how"])
             pixels = image.tobytes()
-            said: dict[str, Any] = {"mode": image.mode, "size": image.size}
+            reported: dict[str, Any] = {"mode": image.mode, "size": image.size}
         except Refused as error:
-            said = {"error": error.kind, "message": str(error)}
+            reported = {"error": error.kind, "message": str(error)}
         except MemoryError:
-            said, again = {"error": "TooLarge", "message": f"decoding it takes more than {sys.argv[1]} bytes"}, False
+            reported, again = (
+                {"error": "TooLarge", "message": f"decoding it takes more than {sys.argv[1]} bytes"},
+                False,
+            )
         except Exception as error:  # a decoder's own: the process is not reused
-            said, again = {"error": "broken", "message": f"{type(error).__name__}: {error}"[:300]}, False
-        sink.write(json.dumps({**said, "bytes": len(pixels), "again": again}).encode() + b"\n")
+            reported, again = {"error": "broken", "message": f"{type(error).__name__}: {error}"[:300]}, False
+        sink.write(json.dumps({**reported, "bytes": len(pixels), "again": again}).encode() + b"\n")
         sink.write(pixels)
         sink.flush()
         image = None  # type: ignore[assignment]

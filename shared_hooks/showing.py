@@ -168,8 +168,8 @@ def bars(of: Sequence[Bar], label: str) -> str:
     return _drawing("".join(made), HEIGHT + 2, label)
 
 
-def strip(of: Sequence[tuple[str, float]], label: str, said: Sequence[str] = ()) -> str:
-    """Draw one horizontal bar, in parts as long as their values, with a legend; ``said``: the legend's text of the
+def strip(of: Sequence[tuple[str, float]], label: str, legends: Sequence[str] = ()) -> str:
+    """Draw one horizontal bar, in parts as long as their values, with a legend; ``legends``: the legend's text of the
     values.
 
     Empty parts are left out.
@@ -182,7 +182,7 @@ def strip(of: Sequence[tuple[str, float]], label: str, said: Sequence[str] = ())
         if value <= 0:
             continue
         width, colour = WIDTH * value / total, COLOURS[number % len(COLOURS)]
-        words = html.escape(f"{name} {said[number]}" if said else name)
+        words = html.escape(f"{name} {legends[number]}" if legends else name)
         made.append(
             f'<rect x="{at:.1f}" y="0" width="{max(0.5, width):.1f}" height="22" fill="{colour}">'
             f"<title>{words}</title></rect>"

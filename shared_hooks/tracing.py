@@ -84,8 +84,8 @@ class _Once(logging.Filter):
         self._logged = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        said, self._logged = self._logged, True
-        return not said
+        reported, self._logged = self._logged, True
+        return not reported
 
 
 def endpoint_of(table: Table) -> str:

@@ -49,14 +49,14 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        said = {
+        reported = {
             **{one.name: (one, "exact") for one in self.exact},
             **{one.name: (one, f"refused: {one.reason}") for one in self.refused},
             **{one.name: (one, "DIFFERS from the whole model") for one in self.differing},
         }
         rows = [
             (str(one.layer_id), name, one.layer_type, size(one.frontier_bytes), found)
-            for name, (one, found) in sorted(said.items(), key=lambda item: item[1][0].layer_id)
+            for name, (one, found) in sorted(reported.items(), key=lambda item: item[1][0].layer_id)
             if found != "exact"  # counted in the summary
         ]
         parts = (("exact", self.exact), ("refused", self.refused), ("DIFFERING", self.differing))
@@ -66,7 +66,7 @@ class Report:
             title = f"{title}; the output cannot be sent: {self.unsendable}"
         return panel(
             title if self.input_exact else f"{title}; the cut before the first layer differs",
-            strip(counts, f"{len(said)} cuts", [str(len(layers)) for _, layers in parts]),
+            strip(counts, f"{len(reported)} cuts", [str(len(layers)) for _, layers in parts]),
             html_table(("id", "name", "type", "crosses", "found"), rows, (0, 3)) if rows else "",
         )
 

@@ -258,12 +258,12 @@ class RayFinder:
     def all(self, group: str, metrics: bool) -> list[Place]:
         """Return all replicas that answer."""
         try:
-            asked = self._handles[group].broadcast("place", metrics)
-            said = asked.results(timeout_s=SECONDS, return_exceptions=True)
+            requested = self._handles[group].broadcast("place", metrics)
+            reported = requested.results(timeout_s=SECONDS, return_exceptions=True)
         except _FAILURES as error:
             log.debug("%s: %s", group, _line(error))
             return []
-        return [Place.of(one) for one in said if not isinstance(one, BaseException)]
+        return [Place.of(one) for one in reported if not isinstance(one, BaseException)]
 
 
 def _line(error: BaseException) -> str:

@@ -34,8 +34,8 @@ class Place:
     """In Prometheus's text format, if requested."""
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Place:
-        return cls(**{**said, "models": tuple((id, weights) for id, weights in said["models"])})
+    def of(cls, reported: Mapping[str, Any]) -> Place:
+        return cls(**{**reported, "models": tuple((id, weights) for id, weights in reported["models"])})
 
 
 class Finder(Protocol):

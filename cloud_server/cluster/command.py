@@ -175,15 +175,17 @@ def _why(error: BaseException | None, seconds: float) -> IsthmusError:
     from ray import serve
 
     application = serve.status().applications.get(APPLICATION)
-    said = [] if application is None else [application.message, *(d.message for d in application.deployments.values())]
-    for text in said:
+    reported = (
+        [] if application is None else [application.message, *(d.message for d in application.deployments.values())]
+    )
+    for text in reported:
         found = _REASON.findall(text)
         if found:
             name, message = found[-1]
             return by_name(name)(message)
     if error is not None:
         return ModelFailed(f"Ray Serve could not start it: {error}")
-    more = "; ".join(filter(None, said))
+    more = "; ".join(filter(None, reported))
     return ModelFailed(f"not everything was up after {seconds:g} s (ray.start_seconds): {more}")
 
 
@@ -191,7 +193,7 @@ def _wait(signals: queue.SimpleQueue[int]) -> int:
     """Wait for a signal, and log changes of the replicas' state."""
     from ray import serve
 
-    said = "RUNNING"
+    reported = "RUNNING"
     while True:
         try:
             return signals.get(timeout=LOOK_SECONDS)
@@ -199,9 +201,9 @@ def _wait(signals: queue.SimpleQueue[int]) -> int:
             pass
         application = serve.status().applications.get(APPLICATION)
         status = "gone" if application is None else str(application.status.value)
-        if status != said:
+        if status != reported:
             log.warning("%s is %s%s", APPLICATION, status, f": {application.message}" if application else "")
-            said = status
+            reported = status
 
 
 def _down(signals: queue.SimpleQueue[int]) -> int:

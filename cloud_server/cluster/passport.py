@@ -75,9 +75,9 @@ class Passports(Register):
         """Return the caller that the front names. Raises NotAuthenticated."""
         self.check(shown)
         try:
-            said: dict[str, Any] = json.loads(shown.passport)
-            said |= {name: tuple(said[name]) for name in ("models", "cuts", "observers") if name in said}
-            return Caller(said.pop("peer"), said.pop("identity"), Policy(**said))
+            reported: dict[str, Any] = json.loads(shown.passport)
+            reported |= {name: tuple(reported[name]) for name in ("models", "cuts", "observers") if name in reported}
+            return Caller(reported.pop("peer"), reported.pop("identity"), Policy(**reported))
         except (ValueError, KeyError, TypeError) as error:
             raise NotAuthenticated(f"not a passport: {error}") from error
 

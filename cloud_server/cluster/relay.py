@@ -316,8 +316,8 @@ class Relay:
         """Return the models that this caller may use."""
         reply = split_pb2.ListModelsReply(unix_seconds=int(time.time()))
         try:
-            for said in self.query_groups(LIST_MODELS, request, context):
-                reply.models.extend(split_pb2.ListModelsReply.FromString(said).models)
+            for reported in self.query_groups(LIST_MODELS, request, context):
+                reply.models.extend(split_pb2.ListModelsReply.FromString(reported).models)
         except IsthmusError as error:
             self._auth.refuse(LIST_MODELS, context, error)
         return reply
@@ -331,8 +331,8 @@ class Relay:
             stay = ProxiedCall(group, caller.account, caller, None, context.cancel)
             try:
                 with self._stays.place(stay), self._to(stay, caller) as (place, way):
-                    asked, who = request.SerializeToString(), stamp(caller, place.secret)
-                    found.append(way.unary_unary(method)(asked, metadata=who, timeout=CONNECT_SECONDS))
+                    requested, who = request.SerializeToString(), stamp(caller, place.secret)
+                    found.append(way.unary_unary(method)(requested, metadata=who, timeout=CONNECT_SECONDS))
             except grpc.RpcError as failed:
                 error = ServerUnavailable(f"a replica: {_words(failed)}")
             except ServerUnavailable as silent:
@@ -499,22 +499,22 @@ class InferenceRelay:
     def _about(self, name: str, read: Callable[[bytes], Any]) -> grpc.RpcMethodHandler[Any, Any]:
         method = f"/{INFERENCE}/{name}"
 
-        def about(asked: Any, context: grpc.ServicerContext) -> bytes:
+        def about(requested: Any, context: grpc.ServicerContext) -> bytes:
             try:
                 caller = self._auth.caller(context)
-                model = getattr(asked, "name", "")
-                return only(self._forward_call(method, model, caller, iter([asked.SerializeToString()]), context))
+                model = getattr(requested, "name", "")
+                return only(self._forward_call(method, model, caller, iter([requested.SerializeToString()]), context))
             except IsthmusError as error:
                 self._auth.refuse(method, context, error)
 
         return grpc.unary_unary_rpc_method_handler(about, request_deserializer=read)
 
-    def index(self, asked: pb.RepositoryIndexRequest, context: grpc.ServicerContext) -> bytes:
+    def index(self, requested: pb.RepositoryIndexRequest, context: grpc.ServicerContext) -> bytes:
         """Return the models that this caller may use, each once."""
         method, found = f"/{INFERENCE}/RepositoryIndex", pb.RepositoryIndexResponse()
         try:
-            for said in self._relay.query_groups(method, asked, context):
-                for one in pb.RepositoryIndexResponse.FromString(said).models:
+            for reported in self._relay.query_groups(method, requested, context):
+                for one in pb.RepositoryIndexResponse.FromString(reported).models:
                     if one not in found.models:
                         found.models.append(one)
         except IsthmusError as error:
@@ -544,8 +544,8 @@ def _model_of(data: bytes) -> str:
         raise BadFrame(f"a message that is no ModelInferRequest: {error}") from None
 
 
-def _alone(asked: Any, answer: Callable[[], Any]) -> grpc.RpcMethodHandler[Any, Any]:
+def _alone(requested: Any, answer: Callable[[], Any]) -> grpc.RpcMethodHandler[Any, Any]:
     """Return a method that a front answers itself."""
     return grpc.unary_unary_rpc_method_handler(
-        lambda _, context: answer().SerializeToString(), request_deserializer=asked.FromString
+        lambda _, context: answer().SerializeToString(), request_deserializer=requested.FromString
     )

@@ -222,10 +222,10 @@ class BegunStep:
         self._rest: Callable[[], Message] | None = None
         lifecycle, started = tails.wrapped.lifecycle, time.perf_counter_ns()
         lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
-        asked, tensors = Parcel.tensors(header, payload, tails.step_bytes)
-        if not isinstance(asked, dict):
-            raise BadFrame(f"the header of a step says {type(asked).__name__}, not what is asked")
-        self._asked, self._tensors = asked, [to_device(tensor, tails.device) for tensor in tensors]
+        requested, tensors = Parcel.tensors(header, payload, tails.step_bytes)
+        if not isinstance(requested, dict):
+            raise BadFrame(f"the header of a step says {type(requested).__name__}, not what is asked")
+        self._asked, self._tensors = requested, [to_device(tensor, tails.device) for tensor in tensors]
         lifecycle.emit(Stage.AFTER_DECODE, value=(self._asked, self._tensors))
         self._decoded = time.perf_counter_ns()
         self._decode_ns = self._decoded - started
@@ -280,10 +280,10 @@ class BegunStep:
             self._session.check_model()
 
     def _packed(self, done: Message, **more: Any) -> Computed:
-        said, outputs = done
+        reported, outputs = done
         lifecycle, began = self._tails.wrapped.lifecycle, time.perf_counter_ns()
         lifecycle.emit(Stage.BEFORE_ENCODE, value=done)
-        parcel = Parcel.of_tensors(said, outputs)
+        parcel = Parcel.of_tensors(reported, outputs)
         lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
         return Computed.of(
             parcel.header,
@@ -291,6 +291,6 @@ class BegunStep:
             parcel.nbytes,
             encode_ns=time.perf_counter_ns() - began,
             session_bytes=self._tail.nbytes,
-            is_done=NEED not in said,
+            is_done=NEED not in reported,
             **more,
         )

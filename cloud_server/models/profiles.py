@@ -199,16 +199,16 @@ class Profiles:
             time.sleep(max(0.0, min(WAIT_SECONDS, self._rests_until - time.monotonic())))
 
         payer = Payer(caller.account, CLIENT, caller.policy.weight)
-        said: tuple[int, int, str] | None = None
+        reported: tuple[int, int, str] | None = None
 
         def on_progress(done: int, total: int, what: str) -> None:
-            nonlocal said
+            nonlocal reported
             if engine.profile_gives_way:
                 self._workers.yield_to_others(payer)
             if left.is_set():
                 raise Cancelled("this profile is no longer waited for")
-            if (done, total, what) != said:
-                said = done, total, what
+            if (done, total, what) != reported:
+                reported = done, total, what
                 news.put(_progress(done, total, what))
 
         def measure() -> bool:

@@ -419,20 +419,24 @@ class PooledSession:
         """
         return self._model.step(self, header, payload)
 
-    def send(self, asked: StepRequest) -> StepReply:
+    def send(self, requested: StepRequest) -> StepReply:
         """Send the worker's request to the next server, with a session number that is unique there. Raises as
         `Link.step`.
         """
         assert self._link is not None
         known = self.worker.onward
-        number = self._asked[asked.session] = known[asked.session] = known.get(asked.session) or next(_numbers)
-        header, tensors = Parcel.tensors(asked.header, bytearray(asked.payload), len(asked.payload) + MAX_BYTES)
-        fork = asked.fork
+        number = self._asked[requested.session] = known[requested.session] = known.get(requested.session) or next(
+            _numbers
+        )
+        header, tensors = Parcel.tensors(
+            requested.header, bytearray(requested.payload), len(requested.payload) + MAX_BYTES
+        )
+        fork = requested.fork
         if fork is not None:
             if fork[0] not in known:
                 raise SessionLost("the session that this one continues was closed")
             fork = known[fork[0]], fork[1]
-        return self._link.step(number, asked.step, header, tensors, fork)
+        return self._link.step(number, requested.step, header, tensors, fork)
 
     def fork(self) -> EngineSession:
         """Copy the session within its worker."""

@@ -223,11 +223,11 @@ class Worker:
         start, nbytes = head["at"], head["bytes"]
         array = self._mapping.array(start, nbytes)
         seen = weakref.ref(array)
-        said, data = self._replied(head, parts[0], memoryview(array), parts[1:])  # type: ignore[arg-type]
+        reported, data = self._replied(head, parts[0], memoryview(array), parts[1:])  # type: ignore[arg-type]
         del array
         if nbytes and seen() is not None:
             self._kept[start] = seen, nbytes
-        self._send({**said, "kept": self._still_kept()}, *data)
+        self._send({**reported, "kept": self._still_kept()}, *data)
 
     def _replied(self, head: dict[str, Any], header: bytes, payload: memoryview, more: Sequence[bytes]) -> Message:
         """Return the answer to a request. When this returns, the request's memory is free, unless the model or a hook
@@ -236,15 +236,20 @@ class Worker:
         try:
             computed = self._tail(head, header, payload, more)
             if isinstance(computed, StepRequest):
-                asked = {"is": "next?", "session": computed.session, "step": computed.step, "fork": computed.fork}
-                return asked, [computed.header, computed.payload]
+                requested = {"is": "next?", "session": computed.session, "step": computed.step, "fork": computed.fork}
+                return requested, [computed.header, computed.payload]
             digest, description = computed.cut or ("", b"")
-            said = {"is": "reply", "session_bytes": computed.session_bytes, "is_done": computed.is_done, "cut": digest}
-            said["rest"] = computed.rest is not None
+            reported = {
+                "is": "reply",
+                "session_bytes": computed.session_bytes,
+                "is_done": computed.is_done,
+                "cut": digest,
+            }
+            reported["rest"] = computed.rest is not None
             parts = [computed.reply.SerializeToString(), description]
             if computed.nbytes > INLINE_BYTES:
-                return {**said, "places": self._put(computed, payload)}, parts
-            return {**said, "places": []}, [*parts, b"".join(computed.buffers)]
+                return {**reported, "places": self._put(computed, payload)}, parts
+            return {**reported, "places": []}, [*parts, b"".join(computed.buffers)]
         except IsthmusError as error:
             return _failure(error)
 
@@ -348,16 +353,16 @@ class Worker:
                 reported = self._begin(head)
             else:
                 reported = self._profile(model, head) if head["do"] == "profile" else self._manifest(model)
-            said: Message = {"is": "answer"}, [reported]
+            message: Message = {"is": "answer"}, [reported]
         except IsthmusError as error:
-            said = _failure(error)
+            message = _failure(error)
         except Lost:
             raise
         except BaseException as error:
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
-            said = _failure(failure)
-        self._send({**said[0], "kept": self._still_kept()}, *said[1])
+            message = _failure(failure)
+        self._send({**message[0], "kept": self._still_kept()}, *message[1])
 
     def _profile(self, model: ServedModel, head: dict[str, Any]) -> bytes:
         def on_progress(done: int, total: int, what: str) -> None:
@@ -408,9 +413,9 @@ class _Rest:
             raise found
         return found
 
-    def request_next(self, asked: StepRequest) -> _Answer:
+    def request_next(self, requested: StepRequest) -> _Answer:
         """Ask the next server. Called by its own thread."""
-        self._found.put(asked)
+        self._found.put(requested)
         answer = self._answers.get()
         if answer is None:
             raise Cancelled("its session was closed")
@@ -441,12 +446,12 @@ class _Next:
     ) -> StepReply:
         """As `Link.step`."""
         parcel = Parcel.of_tensors(header, tensors)
-        head, said, payload = _asking.get().request_next(
+        head, reported, payload = _asking.get().request_next(
             StepRequest(session, number, fork, parcel.header, b"".join(parcel.buffers))
         )
         if "error" in head:
             raise by_name(head["error"])(head["message"])
-        found = Parcel.tensors(said, bytearray(payload), len(payload) + MAX_BYTES)
+        found = Parcel.tensors(reported, bytearray(payload), len(payload) + MAX_BYTES)
         return StepReply(*found, head["up"], head["down"])
 
     def close(self, session: int) -> None:

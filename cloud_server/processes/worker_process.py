@@ -157,9 +157,9 @@ class WorkerProcess:
         start = self._memory.mapping.offset(payload) if payload.nbytes else 0
         if payload.nbytes:
             self._kept[start] = payload  # stays reserved until the worker has answered, or is dead
-        asked = {**self._asking(task), "at": start, "bytes": payload.nbytes}
+        requested = {**self._asking(task), "at": start, "bytes": payload.nbytes}
         more = () if not isinstance(task, RestTask) or task.answered is None else (task.answered[1],)
-        self.channel.send(asked, task.header, *more, seconds=seconds)
+        self.channel.send(requested, task.header, *more, seconds=seconds)
         while True:
             head, parts = self.channel.receive(max(until - time.monotonic(), 0.001))
             self._check_number(head)

@@ -59,14 +59,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignor
         known = request.service in self._services
         if not context.add_callback(self._wake):
             return
-        said = None
+        reported = None
         while context.is_active():
             now = self._state if known else HealthState.SERVICE_UNKNOWN
-            if now != said:
-                said = now
+            if now != reported:
+                reported = now
                 yield HealthState(status=now)
             with self._changed:
-                self._changed.wait_for(lambda: not context.is_active() or (known and self._state != said))  # noqa: B023
+                self._changed.wait_for(lambda: not context.is_active() or (known and self._state != reported))  # noqa: B023
 
     @property
     def serving(self) -> bool:

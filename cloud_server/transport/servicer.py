@@ -245,15 +245,15 @@ class InferenceServicer:
     def ready(self, _: pb.ServerReadyRequest, caller: Caller) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=self._inference.ready)
 
-    def model_ready(self, asked: pb.ModelReadyRequest, caller: Caller) -> pb.ModelReadyResponse:
-        self._inference.engine(caller, asked.name, asked.version)
+    def model_ready(self, requested: pb.ModelReadyRequest, caller: Caller) -> pb.ModelReadyResponse:
+        self._inference.engine(caller, requested.name, requested.version)
         return pb.ModelReadyResponse(ready=self._inference.ready)
 
     def server(self, _: pb.ServerMetadataRequest, caller: Caller) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(**self._inference.server())
 
-    def model(self, asked: pb.ModelMetadataRequest, caller: Caller) -> pb.ModelMetadataResponse:
-        info = self._inference.describe(caller, asked.name, asked.version)
+    def model(self, requested: pb.ModelMetadataRequest, caller: Caller) -> pb.ModelMetadataResponse:
+        info = self._inference.describe(caller, requested.name, requested.version)
         return pb.ModelMetadataResponse(
             name=info.name,
             versions=info.versions,
@@ -262,8 +262,8 @@ class InferenceServicer:
             outputs=_tensors(info.outputs),
         )
 
-    def config(self, asked: pb.ModelConfigRequest, caller: Caller) -> pb.ModelConfigResponse:
-        info = self._inference.describe(caller, asked.name, asked.version)
+    def config(self, requested: pb.ModelConfigRequest, caller: Caller) -> pb.ModelConfigResponse:
+        info = self._inference.describe(caller, requested.name, requested.version)
         inputs = [
             pb.ModelConfig.Input(name=one.name, data_type=_kind(one), dims=one.shape)  # type: ignore[arg-type]
             for one in info.inputs
@@ -277,28 +277,28 @@ class InferenceServicer:
         )
         return pb.ModelConfigResponse(config=config)
 
-    def statistics(self, asked: pb.ModelStatisticsRequest, caller: Caller) -> pb.ModelStatisticsResponse:
-        found = self._inference.statistics(caller, asked.name, asked.version)
+    def statistics(self, requested: pb.ModelStatisticsRequest, caller: Caller) -> pb.ModelStatisticsResponse:
+        found = self._inference.statistics(caller, requested.name, requested.version)
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**one) for one in found])
 
-    def index(self, asked: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:
-        _check_repository(asked)
+    def index(self, requested: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:
+        _check_repository(requested)
         return pb.RepositoryIndexResponse(
             models=[
                 pb.RepositoryIndexResponse.ModelIndex(**one)
                 for one in self._inference.index(caller)
-                if one["state"] == "READY" or not asked.ready
+                if one["state"] == "READY" or not requested.ready
             ]
         )
 
-    def load(self, asked: pb.RepositoryModelLoadRequest, caller: Caller) -> pb.RepositoryModelLoadResponse:
-        _check_repository(asked)
-        self._inference.load(caller, asked.model_name)
+    def load(self, requested: pb.RepositoryModelLoadRequest, caller: Caller) -> pb.RepositoryModelLoadResponse:
+        _check_repository(requested)
+        self._inference.load(caller, requested.model_name)
         return pb.RepositoryModelLoadResponse()
 
-    def unload(self, asked: pb.RepositoryModelUnloadRequest, caller: Caller) -> pb.RepositoryModelUnloadResponse:
-        _check_repository(asked)
-        self._inference.unload(caller, asked.model_name)
+    def unload(self, requested: pb.RepositoryModelUnloadRequest, caller: Caller) -> pb.RepositoryModelUnloadResponse:
+        _check_repository(requested)
+        self._inference.unload(caller, requested.model_name)
         return pb.RepositoryModelUnloadResponse()
 
     def add_to(self, server: grpc.Server) -> None:
@@ -306,7 +306,7 @@ class InferenceServicer:
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             INFER.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(self.infer)
         }
-        for name, method, asked in (
+        for name, method, requested in (
             ("ServerLive", self.live, pb.ServerLiveRequest),
             ("ServerReady", self.ready, pb.ServerReadyRequest),
             ("ModelReady", self.model_ready, pb.ModelReadyRequest),
@@ -320,17 +320,19 @@ class InferenceServicer:
         ):
             handlers[name] = grpc.unary_unary_rpc_method_handler(
                 self._answering(name, method),
-                request_deserializer=asked.FromString,
+                request_deserializer=requested.FromString,
                 response_serializer=lambda answer: answer.SerializeToString(),
             )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(INFERENCE, handlers),))
         server.add_registered_method_handlers(INFERENCE, handlers)
 
     def _answering(self, name: str, method: Callable[[Any, Caller], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
-        def answering(asked: Any, context: grpc.ServicerContext) -> Any:
+        def answering(requested: Any, context: grpc.ServicerContext) -> Any:
             full = f"/{INFERENCE}/{name}"
             try:
-                return method(asked, Caller(context.peer()) if self._auth.is_open(full) else self._auth.caller(context))
+                return method(
+                    requested, Caller(context.peer()) if self._auth.is_open(full) else self._auth.caller(context)
+                )
             except IsthmusError as error:
                 self._auth.refuse(full, context, error)
 
@@ -338,13 +340,13 @@ class InferenceServicer:
 
 
 def _check_repository(
-    asked: pb.RepositoryIndexRequest | pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
+    requested: pb.RepositoryIndexRequest | pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
 ) -> None:
     """Raise InputMismatch for parameters: only what the server's own files name can be loaded, as they say."""
-    if asked.repository_name:
+    if requested.repository_name:
         raise InputMismatch("there is one repository, which has no name")
-    if not isinstance(asked, pb.RepositoryIndexRequest):
-        check_parameters({name: one.bool_param for name, one in asked.parameters.items()})
+    if not isinstance(requested, pb.RepositoryIndexRequest):
+        check_parameters({name: one.bool_param for name, one in requested.parameters.items()})
 
 
 def read(data: bytes) -> tuple[Query, bool]:

@@ -652,13 +652,13 @@ class SplitController:
         """
         if self._predicted and self._partitioner is None:
             limits = self._constraints
-            asked = {
+            requested = {
                 "energy": "energy" in self._objective.weights,
                 "memory": limits.max_edge_memory is not None,
                 "accuracy": limits.min_accuracy is not None,
             }
             usable = limits.leaks_no_more(self._usable(self._predicted))
-            best = undominated(usable, [name for name, asks in asked.items() if asks])
+            best = undominated(usable, [name for name, asks in requested.items() if asks])
             kept = {one.name for one in best} | {"input" for one in best if one.layer_id == -1}
             self._keys = None if self._codecs is None else frozenset(one.key for one in best)
             self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.name in kept))

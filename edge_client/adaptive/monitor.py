@@ -107,7 +107,7 @@ def _sentence(kind: str, known: Mapping[str, Any]) -> str:
         up, rtt = known.get("up_bytes_per_second"), known.get("rtt_ms")
         link = "" if not up or rtt is None else f" (link {number(up * 8 / 1e6)} Mbit/s up, {rtt:.1f} ms round trip)"
         return f"{'now ' if known['moved'] else ''}{here}{link}"
-    said = {
+    reported = {
         "hedge": "{candidate} is late, so the request is computed here, too: {reason}",
         "gone": "the server is gone: {reason}",
         "back": "the server is back",
@@ -115,8 +115,8 @@ def _sentence(kind: str, known: Mapping[str, Any]) -> str:
         "refused": "{cut} is not used any more: {reason}",
         "allowed": "the server lets this side use other cuts",
     }
-    if kind in said:
-        return said[kind].format_map(defaultdict(str, known)).removesuffix(": ")
+    if kind in reported:
+        return reported[kind].format_map(defaultdict(str, known)).removesuffix(": ")
     return f"{kind}: {', '.join(f'{name} {_shown(value)}' for name, value in known.items() if value is not None)}"
 
 

@@ -303,10 +303,10 @@ class Several:
         line = process.stdout.readline()
         if not line:
             raise RemoteError(f"a process that sends requests ended with status {process.wait()}")
-        said: dict[str, Any] = json.loads(line)
-        if "failed" in said:
-            raise by_name(said["failed"])(said["message"])
-        return said
+        reported: dict[str, Any] = json.loads(line)
+        if "failed" in reported:
+            raise by_name(reported["failed"])(reported["message"])
+        return reported
 
 
 # One such process.
@@ -404,9 +404,9 @@ def main() -> None:
 
     def listen() -> None:
         for line in sys.stdin:
-            said = json.loads(line)
-            if not said.get("stop"):
-                lines.put(said)
+            reported = json.loads(line)
+            if not reported.get("stop"):
+                lines.put(reported)
             elif made:
                 made[0].stop.set()
         os._exit(0)
@@ -422,9 +422,9 @@ def main() -> None:
         made.append(generator)
         answer({"ready": True})
         while True:
-            said = lines.get()
-            shots = [Shot(*one) for one in said["shots"]]
-            fired = generator.fire(shots, said["begin"], said["give_up"])
+            reported = lines.get()
+            shots = [Shot(*one) for one in reported["shots"]]
+            fired = generator.fire(shots, reported["begin"], reported["give_up"])
             answer({**vars(fired), "ended": [one.row() for one in fired.ended]})
     except Exception as error:
         answer({"failed": type(error).__name__, "message": str(error)})

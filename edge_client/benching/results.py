@@ -393,8 +393,8 @@ def _outcomes(known: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     headers = ["rate", *(key.replace("_", " ") for key in keys), "pending there", "computed together"]
     rows = []
     for one in known["steps"]:
-        said = [one["server"][key] for key in ("pending_mean", "batch_size")]
-        shown = ["–" if value is None else f"{value:.1f}" for value in said]
+        reported = [one["server"][key] for key in ("pending_mean", "batch_size")]
+        shown = ["–" if value is None else f"{value:.1f}" for value in reported]
         rows.append([f"{one['rate']:g}", *(f"{one[key]}" for key in keys), *shown])
     return headers, rows
 

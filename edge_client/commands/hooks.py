@@ -45,8 +45,8 @@ def main(options: argparse.Namespace) -> int:
     if options.input:
         status = _run(choice_of(options), options.input, options, lifecycle)
     print("\n".join(lines(lifecycle)))
-    heard = {one.stage for one in lifecycle.listing()}
-    silent = [stage.value for stage in Stage if stage.edge and stage not in heard]
+    received = {one.stage for one in lifecycle.listing()}
+    silent = [stage.value for stage in Stage if stage.edge and stage not in received]
     width = shutil.get_terminal_size().columns
     print("\n" + textwrap.fill(f"no process listens at {', '.join(silent)}", width, break_long_words=False))
     if options.json:

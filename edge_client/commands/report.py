@@ -120,8 +120,8 @@ class Outcome:
 def _part(part: Part) -> dict[str, Any]:
     """Return JSON data of the part of a further server of a chain."""
     known = {one.name: getattr(part.times, one.name) for one in fields(part.times)}
-    said = {"server": part.server, "split": part.split, "bytes_up": part.bytes_up, "sends": part.sends}
-    return {**said, "times_ns": known, "forward": part.forward.as_dict() if part.forward else None}
+    reported = {"server": part.server, "split": part.split, "bytes_up": part.bytes_up, "sends": part.sends}
+    return {**reported, "times_ns": known, "forward": part.forward.as_dict() if part.forward else None}
 
 
 # One side's layers as a table: mean over the inputs, the time outside the layers, and the whole.

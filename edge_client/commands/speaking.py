@@ -172,7 +172,7 @@ def generate(options: argparse.Namespace) -> int:
         assert summary is not None
         print_note(figures(summary))
         if options.json:
-            said = {
+            reported = {
                 "model": generator.client.model_id,
                 "server": generator.client.server,
                 "cut": ",".join(generator.cuts),
@@ -183,7 +183,7 @@ def generate(options: argparse.Namespace) -> int:
                 "exit_status": common.OK,
                 **summary.as_dict(),
             }
-            write_json(said, options.json, options.stdout)
+            write_json(reported, options.json, options.stdout)
     return common.OK
 
 
@@ -191,14 +191,14 @@ def _written(
     options: argparse.Namespace, generator: SplitGenerator, words: Words, prompt: str
 ) -> tuple[str, list[int]]:
     """Show and return the text and token ids that followed the prompt."""
-    asked = words.encode(prompt)
-    if not asked:
+    requested = words.encode(prompt)
+    if not requested:
         raise SpecError("--prompt: the tokenizer makes no token of it, so there is nothing to go on from")
     flow = Flow(sys.stdout)
     streams = options.beams == 1 and not options.no_stream
     stream = TextStream(words, flow.write)
     draw(options)
-    ids = torch.tensor([asked], device=generator.client.device)
+    ids = torch.tensor([requested], device=generator.client.device)
     try:
         output = generator.generate(
             ids,
@@ -250,14 +250,14 @@ def chat(options: argparse.Namespace) -> int:
             elif word:
                 status = max(status, _answer(talk, line, done))
     if options.json:
-        said = {
+        reported = {
             "model": generator.client.model_id,
             "server": generator.client.server,
             "cut": ",".join(generator.cuts),
             "turns": done,
             "exit_status": status,
         }
-        write_json(said, options.json, options.stdout)
+        write_json(reported, options.json, options.stdout)
     return status
 
 

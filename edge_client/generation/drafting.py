@@ -257,7 +257,7 @@ class Pace(Protocol):
     def choose(self) -> int:
         """Return the number for the next step; 0 for none."""
 
-    def step(self, asked: int, drafted: int, accepted: int, seconds: float | None) -> None:
+    def step(self, requested: int, drafted: int, accepted: int, seconds: float | None) -> None:
         """Record a step: how many tokens were requested, drafted, and accepted. ``seconds``: of drafting and verifying;
         None for an unusual step (a prompt's).
         """
@@ -303,7 +303,7 @@ class Constant:
         """As `Pace.choose`."""
         return self._tokens
 
-    def step(self, asked: int, drafted: int, accepted: int, seconds: float | None) -> None:
+    def step(self, requested: int, drafted: int, accepted: int, seconds: float | None) -> None:
         """As `Pace.step`."""
 
 
@@ -347,11 +347,11 @@ class Measured:
             found.append(before)
         return found
 
-    def step(self, asked: int, drafted: int, accepted: int, seconds: float | None) -> None:
+    def step(self, requested: int, drafted: int, accepted: int, seconds: float | None) -> None:
         """As `Pace.step`."""
-        self._last = asked
+        self._last = requested
         drafted = min(drafted, self.most)
-        if drafted or not asked:  # where no draft was requested, the estimates of drafts age
+        if drafted or not requested:  # where no draft was requested, the estimates of drafts age
             self._tried = [one * FORGET for one in self._tried]
             self._kept = [one * FORGET for one in self._kept]
         for place in range(drafted):

@@ -106,9 +106,9 @@ class SessionLink:
 
 
 def _reply(answer: Answer) -> StepReply:
-    said, results = answer.output
+    reported, results = answer.output
     nbytes = answer.bytes_up, answer.bytes_down
-    return StepReply(said, results, *nbytes, _durations(answer.times), answer.batch_size)
+    return StepReply(reported, results, *nbytes, _durations(answer.times), answer.batch_size)
 
 
 def _durations(times: Times) -> dict[str, int]:

@@ -385,9 +385,9 @@ def _probed(
     gram = given.T @ given
     gram += _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
     weights = torch.linalg.solve(gram, given.T @ goal)
-    asked = rows[attacked].reshape(-1, rows.shape[-1]).double()
-    asked = torch.cat([(asked - mean) / width, torch.ones(len(asked), 1, dtype=torch.float64)], dim=1)
-    made = (asked @ weights).float()
+    requested = rows[attacked].reshape(-1, rows.shape[-1]).double()
+    requested = torch.cat([(requested - mean) / width, torch.ones(len(requested), 1, dtype=torch.float64)], dim=1)
+    made = (requested @ weights).float()
     return _hits(made, tokens[attacked], table)
 
 

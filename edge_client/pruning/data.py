@@ -157,12 +157,12 @@ def answers(spec: ModelSpec, model: nn.Module, given: Sequence[Sample]) -> list[
     return found
 
 
-def judge(said: Sequence[str], whole: Sequence[str], given: Sequence[Sample]) -> Judged:
-    """Compare ``said`` with the labels and with the whole model's answers."""
+def judge(predicted: Sequence[str], whole: Sequence[str], given: Sequence[Sample]) -> Judged:
+    """Compare ``predicted`` with the labels and with the whole model's answers."""
     truths = [label for sample in given for label in sample.labels]
-    known = [(one, truth) for one, truth in zip(said, truths, strict=True) if truth is not None]
+    known = [(one, truth) for one, truth in zip(predicted, truths, strict=True) if truth is not None]
     right = sum(one == truth for one, truth in known) / len(known) if known else None
-    return Judged(right, sum(a == b for a, b in zip(said, whole, strict=True)) / len(said))
+    return Judged(right, sum(a == b for a, b in zip(predicted, whole, strict=True)) / len(predicted))
 
 
 def by_class(given: Sequence[Sample], whole: Sequence[str]) -> list[Sample]:

@@ -118,8 +118,8 @@ def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[Given], choice: 
                 sample = Sample(to_device(args, client.device), to_device(kwargs, client.device))
                 answers[index].append(answer)
                 exact[index] += _same(answer.output, run(models[index], sample))
-                said = next(iter(spec.postprocess(answer.output)), None)
-                right[index] += said is not None and said.label == item.truth
+                reported = next(iter(spec.postprocess(answer.output)), None)
+                right[index] += reported is not None and reported.label == item.truth
         labelled = all(item.truth is not None for item in items)
         return [
             _served(way, clients[index], answers[index], exact[index], right[index] if labelled else None)
@@ -309,10 +309,10 @@ def _cards(report: Report) -> list[dict[str, str]]:
     whole = _percent(trial.whole.value)
     cards.append({"title": "The whole model", "figure": whole, "name": f"{report.channels} channels", "text": ""})
     if report.served:
-        exact, asked = sum(one.exact for one in report.served), sum(one.requests for one in report.served)
-        figure = "all" if exact == asked else _percent(exact / asked)
+        exact, requested = sum(one.exact for one in report.served), sum(one.requests for one in report.served)
+        figure = "all" if exact == requested else _percent(exact / requested)
         text = "equal the same model's in one process, bit by bit"
-        cards.append({"title": "Exact answers", "figure": figure, "name": f"{exact} of {asked}", "text": text})
+        cards.append({"title": "Exact answers", "figure": figure, "name": f"{exact} of {requested}", "text": text})
         least = min(report.served, key=lambda one: one.latency_ns)
         name = f"{least.way.kind}, {least.way.keep} channels"
         cards.append(

@@ -280,9 +280,9 @@ class Receiver:
             return None, output
         about = running.exchange.about
         welcome = running.connection.welcome
-        said = {} if welcome is None else dict(welcome.about)
+        reported = {} if welcome is None else dict(welcome.about)
         number, kept_ns = running.exchange.id, running.exchange.stamps.kept_ns
-        witness, output = self._witnesses.judge(running.kept, output, running.head.split, number, said, kept_ns)
+        witness, output = self._witnesses.judge(running.kept, output, running.head.split, number, reported, kept_ns)
         if not witness.same:
             self._lifecycle.emit(Stage.ON_ERROR, about, where="witness", error=CutRefused(witness.finding))
         return witness, output

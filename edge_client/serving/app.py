@@ -142,13 +142,13 @@ class Endpoint:
         """Call in a thread, as tokenizers and grammars are slow."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
-    async def _answered(self, request: Request, asked: TextRequest) -> Response:
-        if (texts := len(asked.prompts) * asked.choices) > protocol.MOST_TEXTS:
+    async def _answered(self, request: Request, requested: TextRequest) -> Response:
+        if (texts := len(requested.prompts) * requested.choices) > protocol.MOST_TEXTS:
             raise Refused(f"{texts} texts are asked for; at most {protocol.MOST_TEXTS} are written", param="n")
-        if asked.streams:
-            return await self._streamed(request, asked)
+        if requested.streams:
+            return await self._streamed(request, requested)
         gone = threading.Event()
-        return JSONResponse(await self._waited(request, gone, self._write, asked, lambda piece: None, gone))
+        return JSONResponse(await self._waited(request, gone, self._write, requested, lambda piece: None, gone))
 
     async def _waited(self, request: Request, gone: threading.Event, call: Callable[..., Any], *args: Any) -> Any:
         """Return the result of ``call`` in a thread; ``gone`` is set as soon as the application disconnects."""
@@ -166,7 +166,7 @@ class Endpoint:
             if await request.is_disconnected():
                 gone.set()
 
-    async def _streamed(self, request: Request, asked: TextRequest) -> Response:
+    async def _streamed(self, request: Request, requested: TextRequest) -> Response:
         """Return server-sent events; an error before the first has its own status."""
         loop, gone = asyncio.get_running_loop(), threading.Event()
         queue: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
@@ -176,7 +176,7 @@ class Endpoint:
 
         def work() -> None:
             try:
-                self._write(asked, emit, gone)
+                self._write(requested, emit, gone)
                 emit(None)
             except Exception as error:
                 emit(error)
@@ -197,8 +197,8 @@ class Endpoint:
             try:
                 while piece is not None:
                     failed = isinstance(piece, Exception)
-                    said = Refused.of(piece).as_dict() if isinstance(piece, Exception) else piece
-                    yield b"data: " + json.dumps(said, allow_nan=False).encode() + b"\n\n"
+                    reported = Refused.of(piece).as_dict() if isinstance(piece, Exception) else piece
+                    yield b"data: " + json.dumps(reported, allow_nan=False).encode() + b"\n\n"
                     if failed:
                         return
                     piece = await queue.get()
@@ -208,32 +208,32 @@ class Endpoint:
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    def _write(self, asked: TextRequest, emit: Emit, gone: threading.Event) -> dict[str, Any]:
+    def _write(self, requested: TextRequest, emit: Emit, gone: threading.Event) -> dict[str, Any]:
         """Generate all texts of a request, in turn; ``emit`` receives each piece."""
         choices, texts, prompts = [], [], 0
-        for number, prompt in enumerate(asked.prompts):
+        for number, prompt in enumerate(requested.prompts):
             prompts += len(prompt)
-            for nth in range(asked.choices):
-                index = number * asked.choices + nth
-                text, written = self._one(asked, prompt, nth, index, emit, gone)
+            for nth in range(requested.choices):
+                index = number * requested.choices + nth
+                text, written = self._one(requested, prompt, nth, index, emit, gone)
                 texts.append(written)
-                choices.append(protocol.choice(asked, index, text, written, self._chats.words))
+                choices.append(protocol.choice(requested, index, text, written, self._chats.words))
         usage = protocol.usage_of(prompts, texts, self._chats)
-        if asked.reports_usage:
-            emit(protocol.chunk(asked, self.model, None, usage=usage))
-        return protocol.answer(asked, self.model, choices, usage)
+        if requested.reports_usage:
+            emit(protocol.chunk(requested, self.model, None, usage=usage))
+        return protocol.answer(requested, self.model, choices, usage)
 
     def _one(
-        self, asked: TextRequest, prompt: tuple[int, ...], nth: int, index: int, emit: Emit, gone: threading.Event
+        self, requested: TextRequest, prompt: tuple[int, ...], nth: int, index: int, emit: Emit, gone: threading.Event
     ) -> tuple[str, Written]:
-        words, pieces = self._chats.words, Pieces(asked)
+        words, pieces = self._chats.words, Pieces(requested)
         new: list[Chosen] = []
         first = True
 
         def emit_chunk(text: str | None, **more: Any) -> None:
             nonlocal new, first
-            logprobs, new = protocol.logprobs_of(new, words, asked) if new else None, []
-            emit(protocol.chunk(asked, self.model, index, text, role=first, logprobs=logprobs, **more))
+            logprobs, new = protocol.logprobs_of(new, words, requested) if new else None, []
+            emit(protocol.chunk(requested, self.model, index, text, role=first, logprobs=logprobs, **more))
             first = False
 
         def on_text(text: str) -> None:
@@ -247,17 +247,19 @@ class Endpoint:
             stream.add([chosen.id])
             return pieces.is_stopped
 
-        written = self._chats.write(Task(prompt, asked.most, asked.sampling, nth), on_token, lambda: not gone.is_set())
+        written = self._chats.write(
+            Task(prompt, requested.most, requested.sampling, nth), on_token, lambda: not gone.is_set()
+        )
         stream.end()
-        if asked.streams:
-            self._end(asked, index, pieces, written, emit_chunk)
+        if requested.streams:
+            self._end(requested, index, pieces, written, emit_chunk)
         return pieces.text, written
 
     def _end(
-        self, asked: TextRequest, index: int, pieces: Pieces, written: Written, emit_chunk: Callable[..., None]
+        self, requested: TextRequest, index: int, pieces: Pieces, written: Written, emit_chunk: Callable[..., None]
     ) -> None:
         left = pieces.end()
-        _, calls = protocol.calls_in(pieces.text, asked)
+        _, calls = protocol.calls_in(pieces.text, requested)
         left = left or ("" if calls else pieces.withheld)
         if left:
             emit_chunk(left)

@@ -282,8 +282,8 @@ class Chats:
 
         def take_token(token: int) -> bool:
             made.append(token)
-            said = Chosen(token) if choice is None else choice.chosen[len(made) - 1]
-            return token not in ends and on_token(said)
+            reported = Chosen(token) if choice is None else choice.chosen[len(made) - 1]
+            return token not in ends and on_token(reported)
 
         stopping = _Ends(len(prompt), take_token, wanted)
         given = torch.tensor([prompt], device=self.client.device)

@@ -223,13 +223,13 @@ def _sampling(fields: _Fields, chats: Chats, grammar: str, logprobs: int | None)
 
 def _format_of(fields: _Fields) -> str:
     """Return the grammar of ``response_format``."""
-    asked = fields.take("response_format", dict)
-    if asked is None or asked.get("type") == "text":
+    requested = fields.take("response_format", dict)
+    if requested is None or requested.get("type") == "text":
         return ""
-    if asked.get("type") == "json_object":
+    if requested.get("type") == "json_object":
         return grammar_of_schema({"type": "object"})
-    if asked.get("type") == "json_schema" and isinstance(asked.get("json_schema"), dict):
-        schema = asked["json_schema"].get("schema")
+    if requested.get("type") == "json_schema" and isinstance(requested.get("json_schema"), dict):
+        schema = requested["json_schema"].get("schema")
         if isinstance(schema, dict):
             return grammar_of_schema(schema)
     raise Refused(
@@ -338,11 +338,11 @@ def _chat_ids(words: Words, messages: list[dict[str, Any]], tools: list[dict[str
 _CALL = re.compile(rf"{CALL_BEGINS}\s*(.*?)\s*(?:{CALL_ENDS}|$)", re.DOTALL)
 
 
-def calls_in(text: str, asked: TextRequest) -> tuple[str, list[dict[str, Any]]]:
+def calls_in(text: str, requested: TextRequest) -> tuple[str, list[dict[str, Any]]]:
     """Split a text into the text without tool calls, and the calls in the protocol's form. An invalid call
     stays text.
     """
-    if not asked.tools:
+    if not requested.tools:
         return text, []
     found: list[dict[str, Any]] = []
 
@@ -351,7 +351,7 @@ def calls_in(text: str, asked: TextRequest) -> tuple[str, list[dict[str, Any]]]:
             entry = json.loads(written)
         except ValueError:
             return False
-        if not isinstance(entry, dict) or entry.get("name") not in asked.tools:
+        if not isinstance(entry, dict) or entry.get("name") not in requested.tools:
             return False
         arguments = entry.get("arguments", entry.get("parameters", {}))
         function = {"name": entry["name"], "arguments": json.dumps(arguments)}
@@ -361,7 +361,7 @@ def calls_in(text: str, asked: TextRequest) -> tuple[str, list[dict[str, Any]]]:
     if call(text.strip()):
         return "", found
     left = _CALL.sub(lambda match: "" if call(match[1]) else match[0], text)
-    most = None if asked.several_calls else 1
+    most = None if requested.several_calls else 1
     return (left.strip() if found else left), found[:most]
 
 
@@ -384,9 +384,9 @@ def usage_of(prompts: int, texts: Sequence[Written], chats: Chats) -> dict[str, 
     }
 
 
-def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: TextRequest) -> dict[str, Any] | None:
+def logprobs_of(chosen: Sequence[Chosen], words: Words, requested: TextRequest) -> dict[str, Any] | None:
     """Return the tokens' log probabilities in the form of chats or of plain texts."""
-    if asked.sampling.logprobs is None:
+    if requested.sampling.logprobs is None:
         return None
 
     def entry(id: int, logprob: float | None) -> dict[str, Any]:
@@ -397,7 +397,7 @@ def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: TextRequest) -> d
 
     tokens = [entry(one.id, one.logprob) for one in chosen]
     likeliest = [[entry(*pair) for pair in one.likeliest] for one in chosen]
-    if asked.is_chat:
+    if requested.is_chat:
         both = zip(tokens, likeliest, strict=True)
         return {"content": [{**token, "top_logprobs": top} for token, top in both], "refusal": None}
     offsets, at = [], 0
@@ -412,17 +412,19 @@ def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: TextRequest) -> d
     }
 
 
-def answer(asked: TextRequest, model: str, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+def answer(
+    requested: TextRequest, model: str, choices: Sequence[dict[str, Any]], usage: dict[str, Any]
+) -> dict[str, Any]:
     """Return a whole answer."""
-    return {**_head(asked, model, chunk=False), "choices": list(choices), "usage": usage}
+    return {**_head(requested, model, chunk=False), "choices": list(choices), "usage": usage}
 
 
-def choice(asked: TextRequest, index: int, text: str, written: Written, words: Words) -> dict[str, Any]:
+def choice(requested: TextRequest, index: int, text: str, written: Written, words: Words) -> dict[str, Any]:
     """Return one text of a whole answer."""
-    logprobs = logprobs_of(written.chosen, words, asked)
-    if not asked.is_chat:
+    logprobs = logprobs_of(written.chosen, words, requested)
+    if not requested.is_chat:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": written.reason}
-    left, calls = calls_in(text, asked)
+    left, calls = calls_in(text, requested)
     message: dict[str, Any] = {"role": "assistant", "content": left if left or not calls else None, "refusal": None}
     if calls:
         message["tool_calls"] = calls
@@ -431,7 +433,7 @@ def choice(asked: TextRequest, index: int, text: str, written: Written, words: W
 
 
 def chunk(
-    asked: TextRequest,
+    requested: TextRequest,
     model: str,
     index: int | None,
     text: str | None = None,
@@ -443,12 +445,12 @@ def chunk(
     usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return a piece of a streamed answer; ``index`` None: only the usage."""
-    made = {**_head(asked, model, chunk=True), "choices": []}
-    if asked.reports_usage:
+    made = {**_head(requested, model, chunk=True), "choices": []}
+    if requested.reports_usage:
         made["usage"] = usage
     if index is None:
         return made
-    if asked.is_chat:
+    if requested.is_chat:
         delta: dict[str, Any] = {"role": "assistant"} if role else {}
         if text is not None:
             delta["content"] = text
@@ -461,10 +463,10 @@ def chunk(
     return made
 
 
-def _head(asked: TextRequest, model: str, *, chunk: bool) -> dict[str, Any]:
-    kind = "chat.completion" + (".chunk" if chunk else "") if asked.is_chat else "text_completion"
-    prefix = "chatcmpl" if asked.is_chat else "cmpl"
-    return {"id": f"{prefix}-{asked.id}", "object": kind, "created": asked.created, "model": model}
+def _head(requested: TextRequest, model: str, *, chunk: bool) -> dict[str, Any]:
+    kind = "chat.completion" + (".chunk" if chunk else "") if requested.is_chat else "text_completion"
+    prefix = "chatcmpl" if requested.is_chat else "cmpl"
+    return {"id": f"{prefix}-{requested.id}", "object": kind, "created": requested.created, "model": model}
 
 
 def embeddings(model: str, vectors: Sequence[Sequence[float]], tokens: int, form: str | None) -> dict[str, Any]:
@@ -479,13 +481,13 @@ def embeddings(model: str, vectors: Sequence[Sequence[float]], tokens: int, form
 class Pieces:
     """Streams a text: passes on what is certain, up to a stop text, or to where a tool call may begin."""
 
-    def __init__(self, asked: TextRequest) -> None:
-        self._stops = asked.stops
-        self._holds = (CALL_BEGINS,) if asked.tools else ()
-        self._all = asked.only_call
+    def __init__(self, requested: TextRequest) -> None:
+        self._stops = requested.stops
+        self._holds = (CALL_BEGINS,) if requested.tools else ()
+        self._all = requested.only_call
         self.text = ""
         self._given = 0
-        self._quiet = asked.only_call
+        self._quiet = requested.only_call
         self.is_stopped = False
 
     def add(self, text: str) -> str:

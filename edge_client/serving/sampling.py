@@ -90,8 +90,8 @@ class Choice:
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores of which one is finite."""
-        asked, row = self._sampling, scores[0].float().cpu()
-        reported = torch.log_softmax(row, dim=-1) if asked.logprobs is not None else None
+        requested, row = self._sampling, scores[0].float().cpu()
+        reported = torch.log_softmax(row, dim=-1) if requested.logprobs is not None else None
         row = self._penalised(row.clone(), input_ids[0, self._prompt :].cpu())
         if self._grammar is not None:
             self._grammar.mask(row)
@@ -104,26 +104,26 @@ class Choice:
         return only
 
     def _penalised(self, row: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
-        asked = self._sampling
-        if (asked.presence_penalty or asked.frequency_penalty) and len(written):
+        requested = self._sampling
+        if (requested.presence_penalty or requested.frequency_penalty) and len(written):
             ids, counts = torch.unique(written, return_counts=True)
-            row[ids] -= asked.presence_penalty + asked.frequency_penalty * counts
-        for token, bias in asked.bias.items():
+            row[ids] -= requested.presence_penalty + requested.frequency_penalty * counts
+        for token, bias in requested.bias.items():
             if token < len(row):
                 row[token] += bias
         return row
 
     def _drawn(self, row: torch.Tensor) -> int:
-        asked = self._sampling
-        if asked.temperature < COLDEST:
+        requested = self._sampling
+        if requested.temperature < COLDEST:
             return int(row.argmax())
-        row = row / asked.temperature
-        if 0 < asked.top_k < len(row):
-            row[row < torch.topk(row, asked.top_k).values[-1]] = NOTHING
+        row = row / requested.temperature
+        if 0 < requested.top_k < len(row):
+            row[row < torch.topk(row, requested.top_k).values[-1]] = NOTHING
         probabilities = torch.softmax(row, dim=-1)
-        if asked.top_p < 1:
+        if requested.top_p < 1:
             ordered, ids = torch.sort(probabilities, descending=True)
-            beyond = torch.cumsum(ordered, 0) - ordered >= asked.top_p
+            beyond = torch.cumsum(ordered, 0) - ordered >= requested.top_p
             beyond[0] = False
             probabilities[ids[beyond]] = 0.0
         return int(torch.multinomial(probabilities, 1, generator=self._generator))

@@ -213,9 +213,9 @@ def frames(entries: Iterable[Entry], predicted: Mapping[str, Mapping[str, Any]])
     for entry in entries:  # one after the other: a column of polars is a tenth the size of a Python list
         for table, own in columns.items():
             parts[table].append(pl.DataFrame(entry[table], schema=own))
-    said = {name: _predicted(one) for name, one in predicted.items()}
+    reported = {name: _predicted(one) for name, one in predicted.items()}
     predictions = pl.DataFrame(
-        [{"cut": name, **cells} for name, cells in said.items()], schema={"cut": pl.String, **schema(PREDICTED)}
+        [{"cut": name, **cells} for name, cells in reported.items()], schema={"cut": pl.String, **schema(PREDICTED)}
     )
     requests = pl.concat(parts["requests"]).join(predictions, on="cut", how="left", maintain_order="left")
     # nothing was predicted for a local split: it has no network

@@ -206,7 +206,7 @@ def ways_measured(
         part = requests.filter((pl.col("cut") == way.name) & (pl.col("mode") == way.mode))
         good = part.filter(pl.col("error").is_null()).sort("end_to_end_ns")
         metered, timed = good.filter(pl.col("layers")), _timed(good.filter(~pl.col("layers")))
-        said = predicted.get(way.name) if way.networked or way.name == EDGE_ONLY else None
+        reported = predicted.get(way.name) if way.networked or way.name == EDGE_ONLY else None
         found.append(
             MeasuredWay(
                 name=way.name,
@@ -219,7 +219,9 @@ def ways_measured(
                 timed=timed,
                 edge_energy=energy(metered, "edge"),
                 cloud_energy=energy(metered, "cloud"),
-                predicted=None if said is None else _predicted_way(said, None if timed is None else timed.latency_ns),
+                predicted=None
+                if reported is None
+                else _predicted_way(reported, None if timed is None else timed.latency_ns),
             )
         )
     return found

@@ -304,8 +304,8 @@ class Planned(Tabular):
         if winner.interval_ns is not None:
             return f"[at least, at most]: nine times of ten, by real requests at {len(cuts)} cuts"
         if self.correction is None or self.correction.error_ns is None:
-            asked = f"real requests were made at {len(cuts)} of them" if cuts else "no real requests were made"
-            return f"no intervals: they take real requests at {CUTS_MEASURED} cuts; {asked}"
+            requested = f"real requests were made at {len(cuts)} of them" if cuts else "no real requests were made"
+            return f"no intervals: they take real requests at {CUTS_MEASURED} cuts; {requested}"
         return "no interval: how long the server reads the file is estimated"
 
 

@@ -133,12 +133,12 @@ def outgoing_step(
     session: int,
     step: int,
     decoding: split_pb2.Decoding,
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     tensors: list[torch.Tensor],
     route: Sequence[split_pb2.Hop] = (),
 ) -> Outgoing:
     """Return a step of a decoding session, or its end."""
-    parcel = Parcel(b"", (), 0) if decoding.close else Parcel.of_tensors(asked, tensors)
+    parcel = Parcel(b"", (), 0) if decoding.close else Parcel.of_tensors(requested, tensors)
     sent = "", b"", parcel.header, parcel.buffers, parcel.nbytes
     return Outgoing(*sent, decoding=decoding, session=session, step=step, route=tuple(route))
 
@@ -146,10 +146,10 @@ def outgoing_step(
 def step_answer(exchange: Exchange) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """Return the reply to a settled step. Raises BadFrame."""
     assert exchange.reply is not None
-    said, tensors = Parcel.tensors(exchange.reply.header, exchange.payload)
-    if not isinstance(said, dict):
-        raise BadFrame(f"the answer to a step says {type(said).__name__}, not what was done")
-    return said, tensors
+    reported, tensors = Parcel.tensors(exchange.reply.header, exchange.payload)
+    if not isinstance(reported, dict):
+        raise BadFrame(f"the answer to a step says {type(reported).__name__}, not what was done")
+    return reported, tensors
 
 
 @dataclass(frozen=True, slots=True)

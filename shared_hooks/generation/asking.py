@@ -281,12 +281,12 @@ class Asking:
     ``("least",)``; see `SplitForward`.
     """
 
-    def __init__(self, asked: Answer) -> None:
-        if asked is not None and not _is_answer(asked):
+    def __init__(self, requested: Answer) -> None:
+        if requested is not None and not _is_answer(requested):
             raise CutRefused(
-                f'no such answer: {asked!r:.60}; there are None, ("top", k), ("token",), ("sample",) and ("least",)'
+                f'no such answer: {requested!r:.60}; there are None, ("top", k), ("token",), ("sample",) and ("least",)'
             )
-        self.asked = asked
+        self.asked = requested
         self._take_off = _nothing
 
     def attach(self, model: nn.Module) -> None:
@@ -337,20 +337,22 @@ class Asking:
         return None if self.asked in (LEAST, SAMPLE) else self.asked
 
     def _chosen(self, need: Need) -> Answer:
-        asked = self.asked
-        if asked == LEAST:
+        requested = self.asked
+        if requested == LEAST:
             return need.answer
-        if asked == SAMPLE:
+        if requested == SAMPLE:
             if need.processors is not None:
                 return ("sample", need.processors)
             if not need.why_not:  # nothing is sampled
                 return need.answer
             raise CutRefused(f'answer=("sample",): the server cannot sample for this generate(): {need.why_not}')
-        assert asked is not None
-        if need.answer is None or (need.answer[0] == "top" and (asked[0] != "top" or asked[1] < need.answer[1])):
+        assert requested is not None
+        if need.answer is None or (
+            need.answer[0] == "top" and (requested[0] != "top" or requested[1] < need.answer[1])
+        ):
             least = f"the {need.answer[1]} likeliest words" if need.answer else f"all logits ({need.why})"
-            raise CutRefused(f"answer={asked} is not enough for this generate(), which needs {least}")
-        return asked
+            raise CutRefused(f"answer={requested} is not enough for this generate(), which needs {least}")
+        return requested
 
 
 def _refused(name: str, *_: Any, **__: Any) -> None:
@@ -364,7 +366,7 @@ def _nothing() -> None:
     """Does nothing: there is nothing to detach."""
 
 
-def _is_answer(asked: Any) -> bool:
-    if asked in (("token",), SAMPLE, LEAST):
+def _is_answer(requested: Any) -> bool:
+    if requested in (("token",), SAMPLE, LEAST):
         return True
-    return len(asked) == 2 and asked[0] == "top" and type(asked[1]) is int and asked[1] > 0
+    return len(requested) == 2 and requested[0] == "top" and type(requested[1]) is int and requested[1] > 0

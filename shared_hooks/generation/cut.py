@@ -112,17 +112,17 @@ def training(paths: Mapping[nn.Module, str], model: nn.Module) -> list[str]:
     return ["*"] if found and len(found) == len(modules) else found
 
 
-def check_around(said: Any, paths: Mapping[nn.Module, str], model: nn.Module) -> None:
+def check_around(reported: Any, paths: Mapping[nn.Module, str], model: nn.Module) -> None:
     """Check the edge's settings on the tail's side. Raises CutRefused for a difference, and BadFrame."""
     try:
-        asked, hooks = list(said["training"]), [(str(path), str(name)) for path, name in said["hooks"]]
+        requested, hooks = list(reported["training"]), [(str(path), str(name)) for path, name in reported["hooks"]]
     except MALFORMED as error:
         raise BadFrame(f"malformed surroundings of a step: {error!s:.80}") from error
     here = training(paths, model)
-    if here != asked:
+    if here != requested:
         raise CutRefused(
-            f"the edge's model is in training at {_few(asked)}, and this side's at {_few(here)}: dropout and the like "
-            "are not the same (model.eval() on both sides)"
+            f"the edge's model is in training at {_few(requested)}, and this side's at {_few(here)}: dropout and the "
+            "like are not the same (model.eval() on both sides)"
         )
     modules = {path: module for module, path in paths.items()} if hooks else {}
     for path, name in hooks:

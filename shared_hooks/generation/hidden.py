@@ -314,14 +314,14 @@ class Kept:
             raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
 
 
-def read_comparison(reported: Any, asked: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
-    """Process the edge's comparison (`Kept.compared`) of what it was ``asked``: the names of what it does not have at
+def read_comparison(reported: Any, requested: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
+    """Process the edge's comparison (`Kept.compared`) of the ``requested`` values: the names of what it does not have at
     the cut, of what it has as the step leaves it, and of what it does not report for these values. Raises BadFrame.
     """
-    other, as_left, rest = set(), set(), set(asked)
+    other, as_left, rest = set(), set(), set(requested)
     try:
         for name, at_cut, is_here, is_left in reported:
-            if name in rest and _near(at_cut, asked[name]):
+            if name in rest and _near(at_cut, requested[name]):
                 rest.discard(name)
                 other |= set() if is_here else {name}
                 as_left |= {name} if is_left and not is_here else set()
@@ -351,7 +351,7 @@ def differing(reported: Any, state: PythonState) -> tuple[set[str], dict[str, An
     """
     here = entries(state)
     found: set[str] = set()
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
     try:
         if len(reported) > 2 * MOST_KEPT:
             raise BadFrame(f"{len(reported)} values of a model's state in one step")
@@ -363,10 +363,10 @@ def differing(reported: Any, state: PythonState) -> tuple[set[str], dict[str, An
             kind, attribute = (object, attribute_in(name)) if entry is None else (entry.kind, entry.attribute)
             if held_by_code(name) or is_read(state.reach, attribute, kind):
                 found |= {name} if summary else set()
-                asked |= {} if summary else {name: mine}
+                requested |= {} if summary else {name: mine}
     except MALFORMED as error:
         raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
-    return found, asked
+    return found, requested
 
 
 def changed_since(state: PythonState) -> dict[str, Any]:

@@ -126,8 +126,8 @@ class MiddleSession(DecodingSession):
         if answer.kept is not None:
             header["m"] = answer.kept.header_data()
         if answer.mirror is not None:
-            said, up = differences(answer.changes, up)
-            header["more"] = [*given.get("more", []), said]
+            message, up = differences(answer.changes, up)
+            header["more"] = [*given.get("more", []), message]
         entries = [*given.get("b", []), *head.watch.entries]
         if entries:
             header["b"] = entries
@@ -215,17 +215,17 @@ class MiddleSession(DecodingSession):
         return StepAnswer(reply, tensors, answer.mirror)
 
 
-def _compared(kept: Kept, there: Any, said: list[Any], why: object) -> list[Any]:
-    """As `Kept.compared`; for what this part does not know, the edge has ``said`` it. Raises NeededBehind if it has
+def _compared(kept: Kept, there: Any, reported: list[Any], why: object) -> list[Any]:
+    """As `Kept.compared`; for what this part does not know, the edge has ``reported`` it. Raises NeededBehind if it has
     not, and BadFrame.
     """
     try:
-        asked = {name: at_cut for name, at_cut, _ in there if kept.summaries.get(name) is None}
-        if rest := hidden.read_comparison(said, asked)[2]:
+        requested = {name: at_cut for name, at_cut, _ in there if kept.summaries.get(name) is None}
+        if rest := hidden.read_comparison(reported, requested)[2]:
             raise NeededBehind([hidden.KEPT, [row for row in there if row[0] in rest]], why)
         return [
-            *kept.compared([row for row in there if row[0] not in asked]),
-            *[row for row in said if row[0] in asked],
+            *kept.compared([row for row in there if row[0] not in requested]),
+            *[row for row in reported if row[0] in requested],
         ]
     except MALFORMED as error:
         raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error

@@ -289,22 +289,22 @@ class Mirror:
         again = type(reported) is int and reported == AGAIN
         if again and known is None:
             raise BadFrame("the changes of a state are those of the step before, and there is none")
-        said = known if again else reported
+        message = known if again else reported
         try:
             places = self._places.get(id(known)) if again else self._places.pop(id(known), None)
             if again and places is not None and places.sent is known and places.nodes_changed == self.nodes_changed:
                 for difference, found in places.all:
                     self.grow(difference, found)
             else:
-                self._put_new(said, again)
+                self._put_new(message, again)
         except MALFORMED as error:
             raise BadFrame(f"malformed changes of a state: {error!s:.120}") from error
-        return said
+        return message
 
-    def _put_new(self, said: LastSent, again: bool) -> None:
+    def _put_new(self, reported: LastSent, again: bool) -> None:
         """Apply changes whose places are not known yet. Those that are repeated are remembered."""
         places: list[tuple[Any, list[tuple[Node, Any]]]] = []
-        for form, paths in said:
+        for form, paths in reported:
             found = []
             for path in paths:
                 if not path:
@@ -323,7 +323,7 @@ class Mirror:
         if again and places and all(form[0] in DIFFERENCES for form, _ in places):
             if len(self._places) > MOST_MORE:  # of steps that failed
                 self._places.clear()
-            self._places[id(said)] = _Places(said, self.nodes_changed, places)
+            self._places[id(reported)] = _Places(reported, self.nodes_changed, places)
 
     def _put_one(self, node: Node, key: Any, form: Any) -> None:
         before = node.forms.get(key)
@@ -525,8 +525,8 @@ def differences(changes: list[Change], known: LastSent) -> tuple[Any, LastSent]:
             groups.setdefault(difference, (difference, []))[1].append(path)
         except TypeError:  # a whole object: lists are not hashable
             groups[path] = difference, [path]
-    said = list(groups.values())
-    return (AGAIN, known) if said == known else (said, said)
+    reported = list(groups.values())
+    return (AGAIN, known) if reported == known else (reported, reported)
 
 
 def put_more(mirror: Mirror, known: list[LastSent], header: dict[str, Any]) -> None:

@@ -259,8 +259,8 @@ class DecodingSession:
         self._tail = tail
         self._steps = 0
         self._kept: list[_Before] = []
-        heard = ReceivedInputs(tail.here, tail.find)
-        self._known = Known(heard, CallReports(tail.here), Sampler())
+        received = ReceivedInputs(tail.here, tail.find)
+        self._known = Known(received, CallReports(tail.here), Sampler())
         self._mirror: Mirror | None = None
         self._spoilt = ""
 
@@ -570,12 +570,12 @@ class Step:
     def _meet(self, packed_result: Any, before: PythonState) -> None:
         """At the cut: compare what the edge's model keeps there with this side's."""
         if self._meets:
-            found, asked = hidden.differing(packed_result, self._now(before))
+            found, requested = hidden.differing(packed_result, self._now(before))
             self._other |= found
-            other, as_left, rest = hidden.read_comparison(self._header.get("u", ()), asked)
+            other, as_left, rest = hidden.read_comparison(self._header.get("u", ()), requested)
             self._other |= other
             self._as_left |= as_left
-            self._asked = {name: asked[name] for name in rest}
+            self._asked = {name: requested[name] for name in rest}
         if self._spreads:
             if not spread(self._now(before), self._other, self._same, classes=False):
                 raise Read

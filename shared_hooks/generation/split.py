@@ -419,9 +419,9 @@ class SplitForward:
         after = handle.mirror.snapshot()
         if not ASKS.isdisjoint(header):
             return False
-        said = {name: value for name, value in session.marks().items() if name in SENT_UP}
+        reported = {name: value for name, value in session.marks().items() if name in SENT_UP}
         pending = session.begin(header, tensors, number - session.number)
-        foreseen = Foreseen(given, call.tokens, expected, done, head, (header, tensors), pending, said, after)
+        foreseen = Foreseen(given, call.tokens, expected, done, head, (header, tensors), pending, reported, after)
         session.foreseen.append(foreseen)
         return True
 
@@ -719,17 +719,17 @@ class SplitForward:
             state = handle.mirror.state
             session.apply_changes(handle.mirror, reply.header)
 
-        def leaf(said: Any) -> torch.Tensor:
-            kind = said[0]
+        def leaf(reported: Any) -> torch.Tensor:
+            kind = reported[0]
             if kind == "s":
-                found: torch.Tensor = reply.tensors[said[1]]
+                found: torch.Tensor = reply.tensors[reported[1]]
                 return found.to(self._here)
             if kind in SHORT:
-                return widened(said, reply.tensors, self._most_words).to(self._here)
+                return widened(reported, reply.tensors, self._most_words).to(self._here)
             if kind == "in":
-                given: torch.Tensor = session.inputs.leaves[said[1]]
+                given: torch.Tensor = session.inputs.leaves[reported[1]]
                 return given
-            return _extra(head, said[1:])
+            return _extra(head, reported[1:])
 
         return unpacked_result(session.structure, reply.header.get("o"), self._find, leaf, state)
 

@@ -120,8 +120,8 @@ class OnlyPart(Loads):
         """
         for name, own, what in ((begin, self.first, "begins after"), (end, self.last, "ends after")):
             if own is not None and (name is None or name not in self._known):
-                said = "runs to the end" if name is None else f"{what} {name[:256]}"
-                raise CutRefused(f"only {self} are loaded here, and this part {said}")
+                reported = "runs to the end" if name is None else f"{what} {name[:256]}"
+                raise CutRefused(f"only {self} are loaded here, and this part {reported}")
 
     @property
     def names(self) -> tuple[str, ...]:

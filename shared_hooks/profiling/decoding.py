@@ -63,8 +63,8 @@ def check_generates(model: nn.Module) -> None:
 
 def generated(model: nn.Module, inputs: dict[str, torch.Tensor], tokens: int, **more: Any) -> Any:
     """Generate exactly this many new tokens, greedily."""
-    asked = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, **more}
-    return model.generate(**inputs, **asked)  # type: ignore[operator]
+    requested = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, **more}
+    return model.generate(**inputs, **requested)  # type: ignore[operator]
 
 
 def longest(model: nn.Module) -> int | None:

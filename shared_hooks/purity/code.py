@@ -557,9 +557,9 @@ def _codes(code: types.CodeType) -> list[types.CodeType]:
 
 
 def _same_code(one: types.CodeType, other: types.CodeType) -> bool:
-    said = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount",
+    reported = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount",
             "co_posonlyargcount")  # fmt: skip
-    if any(getattr(one, name) != getattr(other, name) for name in said):
+    if any(getattr(one, name) != getattr(other, name) for name in reported):
         return False
     if len(one.co_consts) != len(other.co_consts):
         return False

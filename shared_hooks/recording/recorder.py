@@ -256,10 +256,10 @@ class Recorder(OperationLog):
         for name in sorted(self.unseen_writes()):
             self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")
         if self.dice_watch.drawn or self.dice or self.draws or self.judge.reads_data:  # data may decide where it draws
-            asked = sorted(_GENERATORS & self.judge.state.reach.names)
-            if asked:
+            requested = sorted(_GENERATORS & self.judge.state.reach.names)
+            if requested:
                 what = "draws random numbers" if not self.judge.reads_data else "may draw random numbers, as data say"
-                self.refuse(f"the model {what}, and its code has a generator's state in hand ({asked[0]})")
+                self.refuse(f"the model {what}, and its code has a generator's state in hand ({requested[0]})")
         written = list(outside_writes(self.events, timeless=not self.dynamic))
         for storage, first, last, what in written:
             self.refuse(f"the model {what} {self.named(storage)}, which outlives the forward", first, last)
