@@ -315,8 +315,8 @@ class Kept:
 
 
 def read_comparison(reported: Any, requested: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
-    """Process the edge's comparison (`Kept.compared`) of the ``requested`` values: the names of what it does not have at
-    the cut, of what it has as the step leaves it, and of what it does not report for these values. Raises BadFrame.
+    """Process the edge's comparison (`Kept.compared`) of the ``requested`` values: the names of those it does not have
+    at the cut, of what it has as the step leaves it, and of what it does not report for these values. Raises BadFrame.
     """
     other, as_left, rest = set(), set(), set(requested)
     try:
