@@ -263,7 +263,7 @@ CLOUD: list[tuple[str, str]] = [
     ("--model a=digits --model b=digits --weights x.safetensors", "say NAME=x.safetensors"),
     ("--model digits --model digits", 'two are called "digits"'),
     ("--listen host", "expected HOST:PORT"),
-    ("--listen 0.0.0.0:0", "or say --insecure"),
+    ("--listen 0.0.0.0:0", "or give --insecure"),
     ("--threads 0", "expected at least 1, found 0"),
     ("--workers 0", "expected at least 1, found 0"),
     ("--device tpu", "finds none here; expected auto, cpu"),

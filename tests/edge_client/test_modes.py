@@ -149,7 +149,7 @@ class TestFiles:
     def test_a_model_without_preprocessing_says_so(self, server: str, items: list[InputItem]) -> None:
         with (
             EdgeClient(server, ModelChoice(f"moody={SMALL}:Moody", device="cpu"), "cloud-only-file") as client,
-            pytest.raises(InputMismatch, match="nothing about images"),
+            pytest.raises(InputMismatch, match="for images; give"),
         ):
             client.infer(items[0])
 
