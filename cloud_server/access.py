@@ -654,7 +654,7 @@ class Register:
         issuer, peer, identity = read_passport(passport, self._trusted)
         known = self._identities
         if not identity and self.requires_credentials:
-            raise NotAuthenticated(f"{issuer} asks for somebody at {peer} who has proven no identity to it")
+            raise NotAuthenticated(f"{issuer} requests for a caller at {peer} that it has not authenticated")
         if known is None or not identity:
             return Caller(peer, identity)
         if identity in known.disabled:

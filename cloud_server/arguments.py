@@ -35,10 +35,10 @@ def check_network(listen: str, *, tokens: bool, what: str = "listen") -> None:
     """Raise SpecError for an unencrypted address that other machines can reach."""
     if is_loopback(listen.rpartition(":")[0]):
         return
-    also = ", tokens included, which whoever reads them can use" if tokens else ", and use the models"
+    also = ", tokens included, which any reader can use" if tokens else ", and use the models"
     raise SpecError(
-        f"{what}: {listen} is open to other machines in the clear: whoever is on the way can read and change what "
-        f"crosses{also}. Give a certificate and a key ([tls], or --cert and --key; `make certs` makes some for "
+        f"{what}: {listen} is open to other machines without encryption: any machine on the path can read and change "
+        f"what crosses{also}. Give a certificate and a key ([tls], or --cert and --key; `make certs` makes some for "
         "trying), listen on 127.0.0.1 behind a tunnel, or give --insecure if every machine on that network is trusted"
     )
 

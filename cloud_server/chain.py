@@ -1,11 +1,11 @@
-"""The next servers of chains: a request whose part is computed here is asked of the one that computes the next part.
+"""The next servers of chains: a request whose part is computed here is sent to the server that computes the next part.
 
-This server is then a client, and uses the edge's connection: several requests under way, each sent again by its id
-after a break and answered once, heartbeats, deadlines. It hands on only to servers that its operator has named; whom a
-client names beside these is refused.
+This server is then a client, and uses the edge's connection: several requests in flight, each retried under its id
+after a break and answered once, heartbeats, deadlines. It forwards only to servers that its operator has named; other
+names are refused.
 
-The next server hears who asked in a token that this one signs (`access.Register`). Connections are kept apart by that,
-so what one caller asks there is charged to that caller.
+The next server gets the caller's identity in a token that this one signs (`access.Register`). Callers have connections
+of their own, so each is charged for its own requests there.
 """
 
 from __future__ import annotations

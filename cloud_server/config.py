@@ -17,7 +17,7 @@ certificate = "server.pem"           # PEM; read again when the files change
 key = "server.key"
 client_ca = "ca.pem"                 # absent: clients need no certificate
 
-[access]                             # absent: nobody is asked for a token
+[access]                             # absent: no token is required
 identities = "identities.toml"       # who may do what, see access/identities.py; read again when it changes
 
 [models]

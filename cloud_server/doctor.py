@@ -70,7 +70,9 @@ def _tls(config: ServerConfig) -> Iterator[Finding]:
     if is_loopback(config.listen.rpartition(":")[0]):
         yield ok("tls", "none: in the clear, for this machine only")
     elif config.insecure:
-        yield warning("tls", f"none: whoever is on the way to {config.listen} reads all (--insecure)", "--cert, --key")
+        yield warning(
+            "tls", f"none: any machine on the path to {config.listen} reads everything (--insecure)", "--cert, --key"
+        )
     else:
         yield wrong("tls", f"none, and {config.listen} is open to other machines", "--cert and --key (make certs)")
 
@@ -80,7 +82,7 @@ def _identities(config: ServerConfig) -> Iterator[Finding]:
     if path is None:
         certified = config.tls is not None and config.tls.client_ca is not None
         if certified or is_loopback(config.listen.rpartition(":")[0]):
-            who = "whoever has a certificate of the client ca" if certified else "everybody on this machine"
+            who = "clients with a certificate of the client ca" if certified else "every user of this machine"
             yield ok("identities", f"no file: {who} may do everything")
         else:
             yield warning("identities", "no file: every client that reaches the port may do everything", "--identities")

@@ -62,7 +62,7 @@ class Limits:
     max_recipe_steps: int = 1_000_000
     """Steps of these recipes together; one takes half a KiB of memory, and so does half a KiB of a cut that is read."""
     max_rehearsal_seconds: float = 20.0
-    """Time to work out one of them; meanwhile a worker answers nobody else."""
+    """Time for one of them; meanwhile its worker serves no other request."""
     max_trial_seconds: float = 60.0
     """Time for a process that tries a model's cuts before they are served; the first client of a cut waits so long."""
     rehearsal_seconds_per_minute: float = 30.0
@@ -110,7 +110,7 @@ class Limits:
     preferred_batch_size: tuple[int, ...] = ()
     """Rows that are best computed together: where as many wait, so many are taken, and none waits for more."""
     max_queue_delay_microseconds: int = 0
-    """How long a worker that nobody else waits for keeps such a request or step, for others to come."""
+    """How long an otherwise idle worker holds such a request or step, for others to join."""
     max_queue_size: int = NEVER
     """Requests of one model that wait for a worker."""
     max_frames_bytes: int = 256 * MIB
@@ -164,7 +164,7 @@ class Limits:
     max_profile_repetitions: int = 1000
     """Repetitions of every measurement, and of its warm-up."""
     max_profile_seconds: float = 60.0
-    """Time for one profile; meanwhile a worker answers nobody else."""
+    """Time for one profile; meanwhile its worker serves no other request."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

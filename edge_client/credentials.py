@@ -43,7 +43,7 @@ class Credentials:
     token_file: str | Path | None = None
     """The file with the token; without both, the environment variable ISTHMUS_TOKEN."""
     insecure: bool = False
-    """Whether the token may be sent unencrypted to another machine, where whoever reads it can use it."""
+    """Whether the token may be sent unencrypted to another machine, where any reader can use it."""
     passport: Callable[[], str] | None = field(default=None, repr=False)
     """Returns what a server of a chain says of its caller, for each connection (`cloud_server.chain`)."""
 
@@ -80,7 +80,7 @@ class Credentials:
         """Raise SpecError if a token would be sent unencrypted to another machine."""
         if not self.insecure and (self.passport is not None or self.read_token() is not None):
             raise _wrong(
-                f"the token would travel to {server} in the clear, where whoever reads it can use it: connect by TLS "
+                f"the token would travel to {server} in the clear, where any reader can use it: connect by TLS "
                 f"({either('--tls, or --ca FILE', 'tls=True, or ca=FILE')}), or say "
                 f"{either('--insecure', 'insecure=True')} if every machine on that network is trusted"
             )

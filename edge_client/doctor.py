@@ -51,7 +51,7 @@ _SETTINGS: Final = 4
 
 
 def own(credentials: Credentials) -> Iterator[Finding]:
-    """Check this side's certificates, and whom it trusts."""
+    """Check this side's certificates, and its trusted authorities."""
     if credentials.certificate is not None and credentials.key is not None:
         yield from doctor.pair("own cert", Path(credentials.certificate), Path(credentials.key), server=False)
     if credentials.ca is not None:
@@ -114,7 +114,9 @@ def _clear(server: str, credentials: Credentials) -> Iterator[Finding]:
     if is_loopback(server):
         yield ok("tls", "none: in the clear, within this machine")
     else:
-        yield warning("tls", "none: whoever is on the way reads and may change what crosses", "--ca FILE, or a tunnel")
+        yield warning(
+            "tls", "none: any machine on the path reads and may change what crosses", "--ca FILE, or a tunnel"
+        )
     try:
         with socket.create_connection(_host(server), timeout=SECONDS) as connection:
             connection.sendall(_PREFACE)

@@ -117,7 +117,7 @@ def _settle(config: ServerConfig, *, alone: bool) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled" and not config.insecure:
         raise SpecError(
-            "RAY_AUTH_MODE=disabled: whoever reaches a port of Ray's runs code here. Leave it out (Ray then asks for a "
+            "RAY_AUTH_MODE=disabled: any client of a port of Ray's runs code here. Leave it out (Ray then asks for a "
             "token), or give --insecure if every machine on that network is trusted"
         )
     # Ray Serve's own log is in files (/tmp/ray/session_latest/logs/serve); ours stays on standard error.

@@ -85,7 +85,7 @@ def close() -> None:
         import ray
 
         raise SpecError(
-            f"Ray {ray.__version__}: its replicas listen for whoever comes, in a way that is not known here and cannot "
+            f"Ray {ray.__version__}: its replicas accept connections from any client, in a way that is not known here and cannot "
             "be closed: take Ray 2.60, or set RAY_USE_TLS=1 with certificates for the cluster"
         )
     setattr(replica, NAME, _nowhere)

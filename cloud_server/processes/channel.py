@@ -247,7 +247,7 @@ class Channel:
             pass  # the other side did it first
 
     def close(self) -> None:
-        """Close the socket. Nobody may be receiving any more."""
+        """Close the socket. No thread may be receiving on it."""
         self.hang_up()
         self._socket.close()
 

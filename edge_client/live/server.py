@@ -211,7 +211,7 @@ class PageServer(WebServer):
 
         super().__init__(made, listen, "dashboard")
         if not is_loopback(self.host):
-            log.warning("dashboard: whoever reaches %s sees the page: there is no password", self.url)
+            log.warning("dashboard: every machine that reaches %s sees the page: there is no password", self.url)
 
     @property
     def readers(self) -> int:

@@ -43,7 +43,7 @@ class Endpoint:
     def __init__(self, chats: Chats, listen: str = "8080", key: str = "") -> None:
         host = listen.rpartition(":")[0].strip("[]") or "127.0.0.1"
         if not (is_loopback(host) or key):
-            raise SpecError(f"serve: whoever reaches {listen} could use the model: give a key (--key-file)")
+            raise SpecError(f"serve: every machine that reaches {listen} could use the model: give a key (--key-file)")
         self._chats = chats
         self._key = key.encode()
         self._threads = ThreadPoolExecutor(THREADS, "isthmus-serve")

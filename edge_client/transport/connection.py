@@ -416,18 +416,18 @@ class Connection:
         with self._changed:
             patience, lost = self._patience, self._without_stream_since or time.monotonic()
             late = self._waiting.take_late(lost, patience)
-            if nobody := not self._waiting:
+            if unused := not self._waiting:
                 if self._state is State.BACKOFF:  # before callers are woken and look
                     self._state = State.UNOPENED
                 self._backoff.reset()
             error = self._unavailable(max(patience, time.monotonic() - lost))
-            if nobody:
+            if unused:
                 self._tries = 0
             self.gone = self.gone or bool(late)
         if late:
             self.lifecycle.emit(Stage.ON_ERROR, where="connection", error=error)
             settle(late, error)
-        return nobody
+        return unused
 
     def _run_stream(self) -> tuple[IsthmusError | None, str]:
         """One stream from the hello to its end: (the permanent error, or None; why it ended)."""

@@ -248,7 +248,7 @@ class Waiting:
         return [exchange for _, exchange in sorted(self._requests.items())]
 
     def take_openers(self) -> list[Opener]:
-        """Return the callers of `open`, who wait no longer: whoever takes them gives them the Welcome."""
+        """Return the callers of `open`, which wait no longer: the caller gives them the Welcome."""
         openers, self._openers = self._openers, []
         for opener in openers:
             self._since.pop(opener, None)

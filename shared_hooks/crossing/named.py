@@ -166,8 +166,8 @@ class NamedCrossing:
     def parcel(
         self, crossing: Crossing, given: Mapping[str, torch.Tensor], coded: Mapping[str, tuple[str, Coded]]
     ) -> Parcel:
-        """Return the same, packed; some tensors are ``coded`` (codec, bytes and parameters), which whoever reads the
-        parcel checks. Raises InputMismatch.
+        """Return the same, packed; some tensors are ``coded`` (codec, bytes and parameters), which the
+        reader of the parcel checks. Raises InputMismatch.
         """
         packing = Packing()
         kept: list[torch.Tensor] = []

@@ -67,7 +67,7 @@ class Packing:
     def add_coded(
         self, number: int, name: str, coded: Coded, dtype: torch.dtype, shape: list[int], stride: list[int]
     ) -> tuple[memoryview, ...]:
-        """Return the same of a tensor that a codec of this name has encoded; whoever reads the parcel checks that."""
+        """Return the same of a tensor that a codec of this name has encoded; the reader of the parcel checks that."""
         data, params = coded
         checksum = xxhash.xxh3_64_intdigest(data)
         entry = [name, dtype_name(dtype), shape, stride, len(data), checksum]

@@ -77,7 +77,7 @@ def finder_of(model: nn.Module) -> ClassFinder:
     return classes_of(tables.holder_modules(model))
 
 
-# What decides a forward beside the model and what it is given: autocast, training, hooks that somebody put on modules.
+# What decides a forward beside the model and what it is given: autocast, training, users' hooks on modules.
 #
 #     {"autocast": [[device type, dtype], ...], "training": [path, ...], "hooks": [[path, name], ...]}
 #

@@ -44,7 +44,7 @@ from shared_hooks.tensors import (
 # On the wire "M" in place of "m" is a tensor that the sender has: whatever the receiver had there is gone. What is "m"
 # is the receiver's own, at the place where it was.
 #
-# Of integers that tell a length or a position both sides have the values; everybody reads those.
+# Of integers that tell a length or a position both sides have the values, which all code may read.
 
 
 FEW = 16

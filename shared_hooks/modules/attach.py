@@ -3,7 +3,7 @@
 A pre-hook can replace a module's inputs but cannot skip its forward, and hooks do not see direct ``.forward()`` calls;
 so Isthmus uses the instance's ``forward`` attribute, where ``Module.__call__`` and direct calls both look. The shim is
 shared by all `WrappedModel`s of one module and finds the running session through a context variable: installed once,
-thread-safe, and nearly free for whoever runs the model outside a session (one lookup).
+thread-safe, and nearly free for runs of the model outside a session (one lookup).
 
 A module that is compiled in place (`Module.compile`) is called without its ``forward``: there the shim precedes the
 compiled code. While torch.compile reads a module the shim is hidden, so that the compiled code is unchanged.

@@ -228,9 +228,9 @@ class ObservedForward:
                 look = self.looks[watcher]
             if look is not None and module in watcher.modules:
                 found.append((look, watcher.modules[module]))
-        everybody = len(self.looks) == len(attach.watchers)
+        complete = len(self.looks) == len(attach.watchers)
         # a part with observers of its own checks them at each of its calls
-        self.idle = everybody and not self.all and all(watcher.root is module for watcher in self.looks)
+        self.idle = complete and not self.all and all(watcher.root is module for watcher in self.looks)
         return found
 
     def show(self, looks: list[tuple[Look, str]], module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:

@@ -6,8 +6,8 @@ of its calls, too, but of what runs before that place it leaves to the other sid
 says which operations these are. The tail runs them where the model's Python comes to them, on the real values; the
 head answers them with placeholders.
 
-What an operation needs is found by memory and not by names: who made the tensors that it is given, and whoever wrote to
-their storages before. What would come out otherwise in the other order is refused: see `check`.
+What an operation needs is found by memory and not by names: which operations made its arguments, and which wrote
+to their storages before. A set whose results would differ in the other order is refused: see `check`.
 """
 
 from __future__ import annotations

@@ -180,10 +180,10 @@ class RecipeBook:
         own = sum(seconds for _, seconds, who in self._spent if who == payer.get().account)
         if own > self._limits.seconds_a_minute_each:
             raise ServerUnavailable("this client brought too many new cuts or input forms in the last minute")
-        everybody = {payer.get().account, *(who for _, _, who in self._spent)}
+        accounts = {payer.get().account, *(who for _, _, who in self._spent)}
         total = sum(seconds for _, seconds, _ in self._spent)
         # when it is used up, clients below their share may still rehearse
-        if total > self._limits.seconds_a_minute and own >= self._limits.seconds_a_minute / len(everybody):
+        if total > self._limits.seconds_a_minute and own >= self._limits.seconds_a_minute / len(accounts):
             raise ServerUnavailable("too many new cuts or input forms in the last minute; try again later")
 
     def _keep(self, early: EarlyOutput, found: Recipe | IsthmusError) -> None:

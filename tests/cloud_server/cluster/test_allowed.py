@@ -165,7 +165,7 @@ class TestRaysPort:
 
     def test_with_another_ray_nothing_is_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._ray(monkeypatch)
-        with pytest.raises(SpecError, match=r"Ray 9\.9: its replicas listen for whoever comes"):
+        with pytest.raises(SpecError, match=r"Ray 9\.9: its replicas accept connections"):
             front.close()
         monkeypatch.setenv("RAY_USE_TLS", "1")  # which asks for a certificate there
         front.close()
