@@ -4,19 +4,19 @@ core        the server without its transport: frames in, frames out
 executor    what a worker does with a batch: one request, several, or several steps
 inference   the Open Inference Protocol, each request a stream of its own
 streams     one client's stream; the link probed
-requests    requests on their way, and how each ends
+requests    requests in progress, and how each ends
 decoding    sessions that keep a model's state from step to step
 models      the tail of a model; its profile
-fleet       models that come and go, on several devices
+fleet       models loaded and unloaded, on several devices
 scheduling  what the workers do next, and the threads that do it
 processes   worker processes, in which tails are computed
 wire        frames that answer no request
 transport   gRPC, with health and reflection
-chain       the next servers of chains: a part computed here, the rest asked of them
+chain       the next servers of chains: a part computed here, the rest by them
 cluster     replicas on many machines, and fronts before them: Ray Serve
-access      who calls, and what one may
-telemetry   the server seen from outside
-doctor      would it serve, and be safe?
+access      callers and their permissions
+telemetry   metrics and traces
+doctor      checks before serving
 limits      every bound in one place
 arguments   the command lines, and addresses in them
 config      what is served and how: the TOML file, and the command line on top of it

@@ -1,7 +1,6 @@
-"""Who calls, and what one may: who is let in now, by tokens and certificates, and how much of its quotas each account
-has used.
+"""Callers and their permissions: authentication by tokens and certificates, and the quotas of each account.
 
-The file of identities: which tokens prove them, and what each may do.
+The file of identities: their tokens, and their permissions.
 
 [[tokens]]                           # as `cloud-server token edge-1` prints it; as many as wanted, also of one identity
 identity = "edge-1"
@@ -25,8 +24,8 @@ manage = true                        # may load and unload models (docs/operatio
 
 An identity that has tokens proves itself by one of them; one without, by a certificate with its name.
 
-The server's certificate and the authority behind its clients' (`Tls`) are files, checked when they are read. What
-servers before this one in a chain say of their callers is taken from those that may say so (`Register`).
+The server's certificate and the authority behind its clients' (`Tls`) are files, checked when they are read. An
+earlier server of a chain vouches for its callers if it is trusted to (`Register`).
 """
 
 from __future__ import annotations

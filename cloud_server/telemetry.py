@@ -1,7 +1,6 @@
-"""The server seen from outside.
+"""Metrics and traces of the server.
 
-
-May import core, access, limits. Nothing of it runs unless it is asked for.
+May import core, access, limits. Nothing of it runs unless configured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Ray Serve is given: for each model, and each version of one, replicas that serve it; and fronts before them.
+"""What Ray Serve deploys: for each model, and each version of one, replicas that serve it; and fronts before them.
 
 A Serve configuration file names `application` (docs/ray.md); ``cloud-server --on ray`` calls `build`.
 """

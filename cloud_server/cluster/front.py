@@ -85,8 +85,8 @@ def close() -> None:
         import ray
 
         raise SpecError(
-            f"Ray {ray.__version__}: its replicas accept connections from any client, in a way that is not known here and cannot "
-            "be closed: take Ray 2.60, or set RAY_USE_TLS=1 with certificates for the cluster"
+            f"Ray {ray.__version__}: its replicas accept connections from any client, in a way that is not known here "
+            "and cannot be closed: take Ray 2.60, or set RAY_USE_TLS=1 with certificates for the cluster"
         )
     setattr(replica, NAME, _nowhere)
 

@@ -1,5 +1,5 @@
-"""What a front says of a caller to a replica, with each call: the front has checked credentials, and the replica
-believes callers that know its secret. Each replica has its own, which fronts receive with its address.
+"""What a front reports to a replica about a caller, with each call: the front has checked credentials, and the replica
+trusts those that have its secret. Each replica has its own, which fronts receive with its address.
 """
 
 from __future__ import annotations

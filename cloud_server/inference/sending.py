@@ -1,7 +1,7 @@
 """A request as an edge client would send it: a hello, a cut, a header, a payload.
 
 The whole model is the tail behind the cut "input", whose description is that of the spec's example, with the request's
-own shapes. What crosses a cut of ``tails`` comes as tensors by name, and becomes what a head would have sent.
+own shapes. The tensors of a cut of ``tails`` arrive by name, and become what a head would have sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One worker process as the server sees it: started, asked, watched, ended.
+"""One worker process as the server sees it: started, given tasks, watched, ended.
 
-| the server says | with | the worker answers |
+| the server sends | with | the worker answers |
 |---|---|---|
 | | | warm: identities; or refused: what its start failed by |
 | compute, file | where the payload lies, the parcel's header | reply, failure; before it perhaps cut? or room? |
