@@ -88,15 +88,17 @@ def main(
     channel = Channel(socket.socket(fileno=channel_fd))
     mapping = Mapping(memory_fd, memory_bytes)
     os.close(memory_fd)
+    shards = None
     try:
-        config, models, shards = _loaded(words, share, partial(ranks.start, partial(follow, words, share, os.getpid())))
-    except IsthmusError as error:
-        channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
-        return 1
-    if shards is not None:
-        shards.ready()
-    channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models.values()]})
-    try:
+        try:
+            join = partial(ranks.start, partial(follow, words, share, os.getpid()))
+            config, models, shards = _loaded(words, share, join)
+        except IsthmusError as error:
+            channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
+            return 1
+        if shards is not None:
+            shards.ready()
+        channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models.values()]})
         Worker(config, models, channel, mapping, begun, shards).serve()
     except Lost:
         pass  # the server has ended, or dismissed this worker

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,10 +17,12 @@ from pathlib import Path
 import psutil
 import torch
 
+from cloud_server.processes.channel import SharedMemory
+from cloud_server.processes.worker_process import ALL, _boot
 from edge_client import ConnectionOptions, EdgeClient
 from edge_client.model_choice import ModelChoice
 from tests.cloud_server.real import Process
-from tests.starts import workers_of
+from tests.starts import run, workers_of
 from tests.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -98,3 +102,14 @@ def test_killed_at_random() -> None:
         for one in orphans:
             if one.is_running():
                 one.kill()
+
+
+def test_a_server_that_stops_while_a_worker_starts_leaves_no_traceback() -> None:
+    memory = SharedMemory(1 << 20)
+    ours, theirs = socket.socketpair()
+    ours.close()
+    program = _boot(["--model", "digits", "--device", "cpu"], ALL, theirs.fileno(), memory, memory.allocate(8))
+    ended = run([sys.executable, "-c", program], pass_fds=(theirs.fileno(), memory.fd))
+    theirs.close()
+    memory.close()
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
