@@ -13,7 +13,6 @@ from typing import Final
 
 from edge_client import interrupts
 from edge_client.commands import common
-from edge_client.commands.arguments import make_parser
 from edge_client.spoken import by_command
 from shared_hooks.command_line import quiet_libraries
 
@@ -28,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
+    from edge_client.commands.arguments import make_parser  # a tenth of a second, in which Ctrl-C may arrive
+
     parser = make_parser()
     options = parser.parse_args(argv)
     words = sys.argv[1:] if argv is None else argv

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -282,7 +283,8 @@ class Apart:
             target=_answer, args=(theirs, make, wrap, torch.get_num_threads()), daemon=True, name="isthmus-verify"
         )
         try:
-            self._process.start()
+            with _starting_without_interrupts():
+                self._process.start()
         except Exception as error:
             self._pipe.close()
             raise Gone(f"the model cannot be made in another process: {error!s:.200}") from error
@@ -325,9 +327,23 @@ class Apart:
         return value
 
 
+@contextlib.contextmanager
+def _starting_without_interrupts() -> Iterator[None]:
+    """Block Ctrl-C in a process that is started in this block: a terminal sends it to both, and the parent ends it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which would unblock it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _answer(pipe: Connection, make: Make, wrap: Callable[[nn.Module], Any], threads: int) -> None:
     """Serve requests in the process until there are no more. It ends with its parent, whatever the model does then."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both, and the parent ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     wrapped = None

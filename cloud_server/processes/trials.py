@@ -228,6 +228,7 @@ class Trials:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                start_new_session=True,
             )
         try:
             printed, _ = process.communicate(timeout=self._seconds)

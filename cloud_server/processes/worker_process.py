@@ -121,6 +121,7 @@ class WorkerProcess:
                 [sys.executable, "-c", _boot(words, share, theirs.fileno(), memory, self._begun)],
                 pass_fds=(theirs.fileno(), memory.fd),
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches only the server, even while this imports
             )
         except BaseException:
             ours.close()

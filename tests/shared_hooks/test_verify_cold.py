@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import ModelFailed
-from shared_hooks.middle import Apart, Gone
+from shared_hooks.middle import Apart, Gone, _starting_without_interrupts
 from shared_hooks.state import Dice
 from tests.shared_hooks.test_cold import Grows, Memo, Two, made
 from tests.waiting import eventually
@@ -67,6 +68,15 @@ def test_processes_of_their_own_show_what_one_shares() -> None:
         report = wrapped.verify(x, cold=partial(made, Warm), processes=True)
         assert report.ok and report.input_exact and len(report.exact) == 3
     assert os.getpid() not in told_pids(partial(told_pid, made(Warm)))
+
+
+def test_a_process_that_starts_is_not_interrupted_by_ctrl_c() -> None:
+    """While it imports torch, too: the parent ends it."""
+    show = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with _starting_without_interrupts():
+        inside = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True).stdout
+    assert inside == "True\n" and signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 def told_pid(model: nn.Module) -> nn.Module:

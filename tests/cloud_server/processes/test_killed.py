@@ -104,6 +104,16 @@ def test_killed_at_random() -> None:
                 one.kill()
 
 
+def test_a_worker_that_starts_is_in_no_process_group_of_a_terminal() -> None:
+    """So Ctrl-C, which ends or drains the server, does not reach it while it imports torch."""
+    process = Process("--workers", "2", "--device", "cpu", cwd=ROOT)
+    try:
+        server = psutil.Process(process.process.pid)
+        assert all(os.getpgid(one.pid) == one.pid != os.getpgid(server.pid) for one in workers(server))
+    finally:
+        process.close()
+
+
 def test_a_server_that_stops_while_a_worker_starts_leaves_no_traceback() -> None:
     memory = SharedMemory(1 << 20)
     ours, theirs = socket.socketpair()
