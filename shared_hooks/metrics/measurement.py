@@ -148,7 +148,7 @@ class Measurement:
             found.append(
                 LayerMetrics(
                     layer_id,
-                    call_name(info.path, call),
+                    info.name if call == 1 else call_name(info.path, call),
                     info.module_type,
                     stop - start,
                     nbytes,

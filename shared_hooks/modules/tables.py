@@ -35,11 +35,15 @@ INPUT = "input"
 
 @dataclass(frozen=True)
 class ModuleInfo:
-    """One module of the tree. ``path``: its first name; ``(model)`` for the model itself."""
+    """One module of the tree. ``path``: its first name; ``(model)`` for the model itself.
+
+    ``name``: the name of its first call.
+    """
 
     path: str
     module_type: str
     opaque: bool
+    name: str
 
 
 def is_opaque(module: nn.Module) -> bool:
@@ -64,7 +68,7 @@ def walk(model: nn.Module, depth: int | None) -> dict[nn.Module, ModuleInfo]:
             continue
         deepest = max(deepest, level)
         opaque = is_opaque(module)
-        found[module] = ModuleInfo(path or ROOT, type(module).__name__, opaque)
+        found[module] = ModuleInfo(path or ROOT, type(module).__name__, opaque, call_name(path or ROOT, 1))
         if not opaque and (depth is None or level < depth):
             children = [
                 (child, f"{path}.{name}" if path else name, level + 1) for name, child in module.named_children()

@@ -165,11 +165,11 @@ class ModuleCall:
     layer_id: int | None = None
     output_bytes: int = 0
     args_tainted: bool = False
+    name: str = field(init=False)
+    """The module path, with ``#n`` from the second call on."""
 
-    @property
-    def name(self) -> str:
-        """The module path, with ``#n`` from the second call on."""
-        return call_name(self.path, self.number)
+    def __post_init__(self) -> None:
+        self.name = call_name(self.path, self.number)
 
 
 class Places(NamedTuple):
