@@ -653,7 +653,7 @@ class Register:
         issuer, peer, identity = read_passport(passport, self._trusted)
         known = self._identities
         if not identity and self.requires_credentials:
-            raise NotAuthenticated(f"{issuer} requests for a caller at {peer} that it has not authenticated")
+            raise NotAuthenticated(f"{issuer} forwards a request of {peer}, which it has not authenticated")
         if known is None or not identity:
             return Caller(peer, identity)
         if identity in known.disabled:

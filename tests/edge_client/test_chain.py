@@ -375,7 +375,7 @@ def test_the_next_server_knows_who_asked(spec: ModelSpec, identities: Path) -> N
 @pytest.mark.parametrize(
     ("signer", "text"),
     [
-        (Signer("gateway", SECRET), "has proven no identity"),
+        (Signer("gateway", SECRET), "which it has not authenticated"),
         (Signer("gateway", b"x" * 32), "Signature verification failed"),
         (Signer("other", SECRET), 'the word of "other"'),
         (forged(lambda claims: claims.update(exp=int(time.time()) - 600)), "expired"),

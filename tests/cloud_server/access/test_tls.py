@@ -33,7 +33,7 @@ def test_files_that_do_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--listen", "0.0.0.0:0"], "is open to other machines in the clear.*and use the models.*--insecure"),
+        (["--listen", "0.0.0.0:0"], "is open to other machines without encryption.*and use the models.*--insecure"),
         (["--listen", "[::]:0"], "is open to other machines"),
         (["--listen", "cloud.example:0"], "is open to other machines"),
         (["--listen", "0.0.0.0:0", "--identities", "FILE"], "tokens included"),
