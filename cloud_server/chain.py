@@ -146,7 +146,7 @@ class Chain:
             progress = split_pb2.ProfileProgress(done=done, total=total, what=f"{server.name}: {what}"[:200])
             news.put(split_pb2.ProfileReply(progress=progress))
 
-        def send_next() -> None:
+        def fetch() -> None:
             try:
                 news.put(split_pb2.ProfileReply(profile=self._profile(server, request, on_progress)))
             except IsthmusError as error:
@@ -155,7 +155,7 @@ class Chain:
                 log.exception("the profile of %s", server.name)
                 news.put(ServerUnavailable(f"{server.name}: {type(error).__name__}: {error}"))
 
-        threading.Thread(target=send_next, name="isthmus-chain-profile", daemon=True).start()
+        threading.Thread(target=fetch, name="isthmus-chain-profile", daemon=True).start()
         while True:
             item = news.get()
             if isinstance(item, IsthmusError):

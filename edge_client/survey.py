@@ -177,7 +177,7 @@ CORRECTION_ROUNDS: Final = 3
 """How often each cut is asked, after one request that does not count."""
 CORRECTION_SHARE: Final = 0.5
 """The share of a profile's budget that all real requests may take."""
-NOTICE_SECONDS: Final = 15.0
+ANSWER_SECONDS: Final = 15.0
 FILE_READINGS: Final = 5
 THREADS_SHARE: Final = 0.1
 """The share of a profile's budget that the choice of the number of threads may take."""
@@ -505,13 +505,13 @@ def models_of(server: str, credentials: Credentials | None = None) -> list[Any]:
     import grpc
 
     with dial(server, credentials=credentials) as channel:
-        measure = channel.unary_unary(
+        list_models = channel.unary_unary(
             "/isthmus.v1.Split/ListModels",
             request_serializer=split_pb2.ListModelsRequest.SerializeToString,
             response_deserializer=split_pb2.ListModelsReply.FromString,
         )
         try:
-            return list(measure(split_pb2.ListModelsRequest(), timeout=NOTICE_SECONDS, wait_for_ready=True).models)
+            return list(list_models(split_pb2.ListModelsRequest(), timeout=ANSWER_SECONDS, wait_for_ready=True).models)
         except grpc.RpcError:
             return []
 

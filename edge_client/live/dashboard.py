@@ -304,8 +304,8 @@ class LinkWatch:
             self._board.add("events", board.event("back", "the server answers probes again"))
         speed = self._speed
         up = None if speed is None else speed.value or speed.low
-        one_line = "" if speed is None else speed.bounds
-        self._board.add("link", board.link(up, None, ping.network_ns / 1e6, "probe", one_line))
+        bounds = "" if speed is None else speed.bounds
+        self._board.add("link", board.link(up, None, ping.network_ns / 1e6, "probe", bounds))
         self._board.add("cloud", board.load(ping.load))
 
     def _measured(self, rtt_ns: int) -> Speed:

@@ -323,11 +323,11 @@ def _chat_ids(words: Words, messages: list[dict[str, Any]], tools: list[dict[str
     template = str(getattr(words.tokenizer, "chat_template", None) or "")
     if tools and "tools" not in template:
         described = "\n".join(json.dumps(one) for one in tools)
-        entry = (
+        instructions = (
             f"Functions that may be called:\n{described}\nTo call one, answer with "
             f'{CALL_BEGINS}{{"name": ..., "arguments": {{...}}}}{CALL_ENDS}.'
         )
-        messages, tools = [{"role": "system", "content": entry}, *messages], []
+        messages, tools = [{"role": "system", "content": instructions}, *messages], []
     if template:
         given = [{"type": "function", "function": one} for one in tools] or None
         return words.chat(messages, tools=given)
@@ -348,13 +348,13 @@ def calls_in(text: str, requested: TextRequest) -> tuple[str, list[dict[str, Any
 
     def call(written: str) -> bool:
         try:
-            entry = json.loads(written)
+            parsed = json.loads(written)
         except ValueError:
             return False
-        if not isinstance(entry, dict) or entry.get("name") not in requested.tools:
+        if not isinstance(parsed, dict) or parsed.get("name") not in requested.tools:
             return False
-        arguments = entry.get("arguments", entry.get("parameters", {}))
-        function = {"name": entry["name"], "arguments": json.dumps(arguments)}
+        arguments = parsed.get("arguments", parsed.get("parameters", {}))
+        function = {"name": parsed["name"], "arguments": json.dumps(arguments)}
         found.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
         return True
 

@@ -12,6 +12,7 @@ from edge_client.tasks.subject import Model, subject_of
 from shared_hooks.errors import UnknownLayer, near_path
 from shared_hooks.explaining import Explanation
 from shared_hooks.metrics import TensorShape
+from shared_hooks.modules import call_parts
 from shared_hooks.planning import LayerInfo, blocks, last_layer
 from shared_hooks.profiling.timers import Inspection, inspect
 from shared_hooks.tensors import copied
@@ -167,8 +168,8 @@ class Layers(Tabular):
         found: dict[str, int] = {}
         own: set[str] = set()
         for number, one in enumerate(self.layers):
-            path, _, call = one.name.partition("#")
-            if one.is_block and not call:
+            path, call = call_parts(one.name)
+            if one.is_block and call == 1:
                 found[path] = number
                 own.add(path)
             for parent in _parents(path):
@@ -183,7 +184,7 @@ class Layers(Tabular):
         shown: list[str] = []
         printed: set[int] = set()
         for number, one in enumerate(self.layers):
-            path, mark, call = one.name.partition("#")
+            path, _ = call_parts(one.name)
             parents = _parents(path)
             common = 0
             while common < min(len(shown), len(parents)) and shown[common] == parents[common]:
@@ -197,7 +198,7 @@ class Layers(Tabular):
             shown = parents
             if (one.is_block and number in printed) or not self._shows(one.name):  # its row stands above its layers
                 continue
-            rows.append(self._row(f"{path}{mark}{call}", len(parents), one, worse, is_header=False))
+            rows.append(self._row(one.name, len(parents), one, worse, is_header=False))
         headers = ["id", "name", "type", "output", "parameters", "MACs", "crosses", "cut"]
         lines = [table(headers, rows, right=(0, 4, 5, 6)), "", self.title()]
         if any(map(self._shows, worse)):
@@ -216,7 +217,7 @@ class Layers(Tabular):
             cut = f"= {printable(one.name)}" if one.can_split else "no"
         elif one.name in worse:
             cut = "worse"
-        known = {(layer.name.partition("#")[0], layer.parameters) for layer in inside if layer.parameters is not None}
+        known = {(call_parts(layer.name)[0], layer.parameters) for layer in inside if layer.parameters is not None}
         parameters = sum(count or 0 for _, count in known)
         macs = sum(layer.macs or 0 for layer in inside)
         return [

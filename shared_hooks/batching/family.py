@@ -157,7 +157,7 @@ class Samples:
                     values = values * spread.item() + middle.item()
             return values.to(self._device, dtype)
         if like is None or not like.numel():
-            raise CutRefused(f"no example shows valid values for an input of {dtype_name(dtype)} may have")
+            raise CutRefused(f"no example shows valid values for an input of {dtype_name(dtype)}")
         chosen = torch.randint(min(like.numel(), MAX_VALUES), shape, generator=self._generator)
         return like[chosen].to(self._device, dtype)
 

@@ -33,8 +33,8 @@ class Cut:
     @classmethod
     def of(cls, model: nn.Module, name: str) -> Cut:
         """Return the cut of this name. Raises UnknownLayer and CutRefused."""
-        path, _, number = name.partition("#")
-        if path == "" or (number and not (number.isdigit() and int(number) > 0)):
+        path, number = tables.call_parts(name)
+        if path == "" or number < 1:
             raise UnknownLayer(f'no layer "{name}": name the module after which the model is cut')
         known = dict(model.named_modules())
         if path not in known:
@@ -50,7 +50,7 @@ class Cut:
             )
         parts = path.split(".")
         above = {".".join(parts[:count]) for count in range(1, len(parts))} | {""}
-        return cls(name, path, int(number or 1), frozenset(above))
+        return cls(name, path, number, frozenset(above))
 
 
 def check_order(first: Cut, second: Cut) -> None:

@@ -95,13 +95,13 @@ def _drawn(logits: torch.Tensor, draw: Draw, processors: Any) -> Any:
     return ["drawn", list(logits.shape), dtype_name(logits.dtype)], [found.to(torch.int32)]
 
 
-def widened(packed_result: Any, tensors: list[torch.Tensor], most_words: int) -> torch.Tensor:
+def widened(leaf: Any, tensors: list[torch.Tensor], most_words: int) -> torch.Tensor:
     """Return the logits on the edge: what was sent, and minus infinity elsewhere. ``most_words``: the model's
     vocabulary.
 
     Raises BadFrame, before memory is taken for an answer that is not this model's.
     """
-    kind, shape, dtype, first = packed_result
+    kind, shape, dtype, first = leaf
     try:
         sent = tuple(tensors[first].shape)
         rows = sent[:-1] if kind == "top" else sent

@@ -567,10 +567,10 @@ class Step:
             is_unread = is_same and is_left
         return is_unread
 
-    def _meet(self, packed_result: Any, before: PythonState) -> None:
+    def _meet(self, reported: Any, before: PythonState) -> None:
         """At the cut: compare what the edge's model keeps there with this side's."""
         if self._meets:
-            found, requested = hidden.differing(packed_result, self._now(before))
+            found, requested = hidden.differing(reported, self._now(before))
             self._other |= found
             other, as_left, rest = hidden.read_comparison(self._header.get("u", ()), requested)
             self._other |= other

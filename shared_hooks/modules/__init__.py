@@ -10,7 +10,17 @@ May import tensors, errors.
 
 from shared_hooks.modules.attach import COMPILED, Instead, Runner, Shim, Shown, fast_path_off, put_instead, running
 from shared_hooks.modules.constants import FUNCTIONS, structure_digest, weights_hash
-from shared_hooks.modules.tables import GROUP, INPUT, ROOT, ModuleInfo, call_name, groups_of, holder_modules, walk
+from shared_hooks.modules.tables import (
+    GROUP,
+    INPUT,
+    ROOT,
+    ModuleInfo,
+    call_name,
+    call_parts,
+    groups_of,
+    holder_modules,
+    walk,
+)
 
 __all__ = [
     "COMPILED",
@@ -24,6 +34,7 @@ __all__ = [
     "Shim",
     "Shown",
     "call_name",
+    "call_parts",
     "fast_path_off",
     "groups_of",
     "holder_modules",

@@ -173,6 +173,12 @@ def call_name(path: str, number: int) -> str:
     return path if number == 1 and path != INPUT and "#" not in path else f"{path}#{number}"
 
 
+def call_parts(name: str) -> tuple[str, int]:
+    """Return the module's path and the number of the call of this name."""
+    path, _, number = name.rpartition("#")
+    return (path, int(number)) if path and number.isdecimal() else (name, 1)
+
+
 WHOLE: Final = 256
 """The number of values of a table that are given one by one; for a larger one half as many, and the means of as many
 parts.

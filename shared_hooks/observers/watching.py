@@ -427,7 +427,7 @@ class BackwardHooks:
     def __init__(
         self, modules: Iterable[nn.Module], on_gradients: Callable[[Pass, Gradients, Gradients], None]
     ) -> None:
-        self._on_gradients_of = on_gradients
+        self._report = on_gradients
         self._next: dict[nn.Module, tuple[Pass, Any]] = {}
         self._begun: dict[nn.Module, Pass] = {}
         self._before: dict[nn.Module, Any] = {}
@@ -475,7 +475,7 @@ class BackwardHooks:
 
     def _on_gradients(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
         if self._on:
-            self._on_gradients_of(found, by_input, by_output)
+            self._report(found, by_input, by_output)
 
 
 def _tuple(found: Any) -> Gradients:

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
-from shared_hooks.modules import GROUP, INPUT, ROOT, ModuleInfo
+from shared_hooks.modules import GROUP, INPUT, ROOT, ModuleInfo, call_name, call_parts
 from shared_hooks.modules.tables import grouped
 from shared_hooks.planning.cutting import (
     Branch,
@@ -485,8 +485,8 @@ class Plan:
             return -1
         if cut in names:
             return names[cut]
-        path, mark, number = cut.partition("#")
-        alias = self.aliases.get(path, path) + mark + number
+        path, call = call_parts(cut)
+        alias = call_name(self.aliases.get(path, path), call)
         if alias in names:
             return names[alias]
         if cut.isdecimal():
@@ -631,8 +631,8 @@ class Plan:
         known = self.trace.places.calls[number]
         if not isinstance(cut, str) or cut == known.name:
             return known
-        path, mark, count = cut.partition("#")
-        named = self.aliases.get(path, path) + mark + count
+        path, count = call_parts(cut)
+        named = call_name(self.aliases.get(path, path), count)
         return next((call for call in self.trace.calls if call.name == named), known)
 
     def _cut_along(self, calls: list[ModuleCall], end: int, wide: bool) -> tuple[Cutting, Crossing]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
-from shared_hooks.modules import ROOT, call_name, fast_path_off, walk
+from shared_hooks.modules import ROOT, call_name, call_parts, fast_path_off, walk
 from shared_hooks.tensors import Buffers, copied
 
 # Where to look at a layer: object boxes as cells of its feature map, and predictions that found a true object.
@@ -181,8 +181,7 @@ def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
     finally:
         for handle in handles:
             handle.remove()
-    path, _, number = layer.partition("#")
-    which = int(number) if number.isdecimal() else 1
+    path, which = call_parts(layer)
     if not 1 <= which <= len(calls[path]):
         raise SpecError(f"layer {layer}: it did not run, or where no hook sees it")
     output, around, guess = calls[path][which - 1]

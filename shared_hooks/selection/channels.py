@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError, near, near_path
-from shared_hooks.modules import ROOT, fast_path_off
+from shared_hooks.modules import ROOT, call_parts, fast_path_off
 from shared_hooks.selection.capture import Captured, Sample, same_buffers
 from shared_hooks.tensors import copied
 
@@ -174,9 +174,8 @@ class Graph:
         return space
 
     def _node(self, layer: str) -> fx.Node:
-        path, _, number = layer.partition("#")
+        path, which = call_parts(layer)
         calls = [node for node in self._nodes if node.op == "call_module" and node.target == path]
-        which = int(number) if number.isdecimal() else 1
         if not calls and path in self._modules:
             raise CutRefused(
                 f"layer {layer}: torch.fx does not see the layer itself, only what contains it or is in it"
@@ -469,7 +468,7 @@ def _before(
     """Return the modules of the layer's space in a role that have run by its end. Without a graph (tokens, or models
     that torch.fx cannot follow) the layer itself, if it is of ``kinds``.
     """
-    own = dict(model.named_modules()).get(captured.layer.partition("#")[0])
+    own = dict(model.named_modules()).get(call_parts(captured.layer)[0])
     mine = [own] if isinstance(own, kinds) else []
     try:
         return [

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, UnknownLayer
 from shared_hooks.models.digits.network import digits
+from shared_hooks.modules import call_name, call_parts
 from tests.covering import ALL
 from tests.shared_hooks.cutting import case_of, through_bytes
 from tests.zoo import CASES, Case
@@ -220,6 +221,11 @@ def test_each_cut_has_a_name_of_its_own(names: tuple[str, ...], shown: list[str]
     expected = wrapped.whole(x)
     wrapped.plan(x)
     assert [layer.name for layer in wrapped.layers] == shown
+    assert [call_name(*call_parts(name)) for name in shown] == shown and {call_parts(name)[1] for name in shown} <= {
+        1,
+        2,
+        3,
+    }
     for first, last in combinations(("input", *shown[:-1]), 2):
         early = through_bytes(wrapped.forward(x, end=first))
         middle = wrapped.forward(early, start=first, end=last)
