@@ -27,7 +27,7 @@ from shared_hooks.config import resolve
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near_path
 from shared_hooks.models import Frame, InputItem, ModelSpec, find_inputs
 from shared_hooks.models.inputs import to_device
-from shared_hooks.modules import walk
+from shared_hooks.modules import call_parts, walk
 from shared_hooks.planning import LayerInfo, Plan, blocks
 from shared_hooks.showing import short
 from shared_hooks.tensors import copied, flatten
@@ -188,8 +188,8 @@ def cut_of(text: str, wrapped: WrappedModel, name: str | None = None) -> int | s
 
 def _unused(name: str, wrapped: WrappedModel) -> bool:
     """Return whether ``name`` is a module that the latest plan does not run: another input may."""
-    path = name.partition("#")[0]
-    ran = any(layer.name.partition("#")[0] == path or layer.name.startswith(f"{path}.") for layer in wrapped.layers)
+    path = call_parts(name)[0]
+    ran = any(call_parts(layer.name)[0] == path or layer.name.startswith(f"{path}.") for layer in wrapped.layers)
     return not ran and any(module.path == path for module in walk(wrapped.model, wrapped.depth).values())
 
 

@@ -13,6 +13,7 @@ from edge_client.spoken import AUTO, CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks import WrappedModel
 from shared_hooks.config import raised
 from shared_hooks.errors import CutRefused, ModelFailed
+from shared_hooks.modules import call_parts
 from shared_hooks.observers import Transform
 
 
@@ -54,7 +55,7 @@ class Intervention(Transform):
         end = -1 if info is None else places.index(info.name)
         for name in self._changes:
             for number, place in enumerate(places):
-                path = place.partition("#")[0]
+                path = call_parts(place)[0]
                 if number > end and (path == name or path.startswith(f"{name}.")):
                     raise CutRefused(
                         f"intervene: {name} runs on the server with split={cut!r}: cut behind it "

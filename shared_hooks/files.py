@@ -67,6 +67,16 @@ def write_json(path: str | Path, value: Any, naming: str = "") -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", naming)
 
 
+def make_folder(path: str | Path, naming: str) -> Path:
+    """Return the folder, created with its parents if missing. Raises SpecError, as `write_whole`."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"{naming}: {path} cannot be written: {error.strerror}") from error
+    return folder
+
+
 def _can_be_replaced(target: Path) -> bool:
     try:
         regular = stat.S_ISREG(target.stat().st_mode)

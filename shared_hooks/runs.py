@@ -126,7 +126,7 @@ class Runs:
     def _check_saved(self, plans: list[Plan]) -> None:
         """Check that the names and ids in `save_layers` exist, on this path or another."""
         for layer in self._save:
-            path = layer.partition("#")[0] if isinstance(layer, str) else None
+            path = tables.call_parts(layer)[0] if isinstance(layer, str) else None
             known = {info.path for info in self._modules.values()}
             if path not in known and self._aliases.get(path or "") not in known:
                 for plan in plans:

@@ -161,7 +161,7 @@ class WrappedModel(Runs):
                 return
             except (UnknownLayer, CutRefused) as error:
                 wrong = error
-        path = str(cut).partition("#")[0]
+        path = tables.call_parts(str(cut))[0]
         if isinstance(wrong, UnknownLayer) and any(info.path == path for info in self._modules.values()):
             return
         if wrong is not None:

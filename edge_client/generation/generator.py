@@ -22,7 +22,7 @@ from shared_hooks.generation import Link, SplitForward, StepRecord
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.results import Answer
 from shared_hooks.generation.split import HISTORY_BYTES, Heads
-from shared_hooks.modules import GROUP, groups_of, weights_hash
+from shared_hooks.modules import GROUP, call_parts, groups_of, weights_hash
 from shared_hooks.showing import summary_of
 
 # The module after which a generation is cut, where the user names it.
@@ -51,7 +51,7 @@ def check_cut(model: nn.Module, cut: object) -> str:
     if cut.startswith(GROUP):
         return group_cut(model, cut.removeprefix(GROUP))
     known = {path for path, module in model.named_modules() if path and not isinstance(module, _LISTS)}
-    path = cut.partition("#")[0]
+    path = call_parts(cut)[0]
     if path not in known and path not in dict(model.named_modules()):  # for lists the engine's message has more detail
         found = near(path, known, NEAR)
         raise UnknownLayer(f'no layer "{cut}".{found or _listed_blocks(model)}')

@@ -21,6 +21,7 @@ from edge_client.planning.objective import Candidate, Constraints, Decision, Obj
 from edge_client.spoken import option
 from shared_hooks.config import looks_like_target, raised, resolve
 from shared_hooks.errors import IsthmusError, SpecError, near, near_path
+from shared_hooks.modules import call_parts
 from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, LayerProfile, Profile, Side
 
@@ -302,7 +303,7 @@ def _times(profile: Profile, model: LayerModel, strict: bool) -> _Times:
 
 def _leaves(profile: Profile) -> list[tuple[int, str, dict[str, float]]]:
     """Return layers that contain no other, as a container's time would count twice."""
-    names = [layer.name.partition("#")[0] for layer in profile.layers]
+    names = [call_parts(layer.name)[0] for layer in profile.layers]
     return [
         (layer.layer_id, layer.layer_type, dict(layer.features))
         for layer, name in zip(profile.layers, names, strict=True)

@@ -12,6 +12,7 @@ from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
 from edge_client.transport.times import TIME_ROWS, Times
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near_path
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
+from shared_hooks.modules import call_parts
 from shared_hooks.planning import LayerInfo, blocks, last_layer, members
 
 # The ways to run a request that a sweep tries, in order.
@@ -83,7 +84,7 @@ def choose(
 def _differs(places: Sequence[LayerInfo], before: Sequence[int], number: int) -> bool:
     """Return whether a block ends there, or other bytes cross than at the last of those ``before``."""
     one = places[number]
-    block = one.name.partition("#")[0].rpartition(".")[0]
+    block = call_parts(one.name)[0].rpartition(".")[0]
     ends = bool(block) and not any(each.name.startswith(f"{block}.") for each in places[number + 1 : number + 2])
     return one.is_block or ends or not before or places[before[-1]].frontier_bytes != one.frontier_bytes
 

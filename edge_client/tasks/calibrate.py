@@ -40,7 +40,7 @@ from edge_client.tasks.subject import Model, subject_of
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import CutRefused, SpecError, near
-from shared_hooks.files import write_text
+from shared_hooks.files import make_folder, write_text
 from shared_hooks.options import takes
 
 TEMPLATE: Final = Path(__file__).parent / "calibrate.html.j2"
@@ -346,7 +346,7 @@ def calibrate(model: Model, inputs: Data, *, options: CalibrateOptions) -> Calib
     judged = [item for number, item in enumerate(items) if number not in apart]
     if options.output is not None:
         settings.check("jinja2")
-    folder = _folder(options.output)
+    folder = None if options.output is None else make_folder(options.output, option("output"))
     subject = subject_of(model, judged[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)
     with loaded.wrapped, ExitStack() as stack:
@@ -509,13 +509,3 @@ def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[str]:
             raise
         return names
     return ["input", *names]
-
-
-def _folder(output: str | Path | None) -> Path | None:
-    if output is None:
-        return None
-    try:
-        Path(output).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(f"{option('output')}: {output} cannot be written: {error.strerror}") from error
-    return Path(output)

@@ -52,7 +52,7 @@ from edge_client.sweeping.settings import continued, installed
 from edge_client.tasks.subject import Model, subject_of
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError, near
-from shared_hooks.files import JournalFile, write_text
+from shared_hooks.files import JournalFile, make_folder, write_text
 from shared_hooks.options import takes
 from shared_hooks.profiling.profiler import identity
 
@@ -283,12 +283,7 @@ def leakage(model: Model, inputs: Data, *, options: LeakageOptions) -> Leaked:
     if len(items) < (1 if others else LEAST):
         raise SpecError(f"{len(items)} inputs are too few to train an attacker and to attack: {LEAST} at least")
     settings.check("jinja2", "skimage")
-    folder = None if options.output is None else Path(options.output)
-    if folder is not None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SpecError(f"{option('output')}: {folder} cannot be written: {error.strerror}") from error
+    folder = None if options.output is None else make_folder(options.output, option("output"))
     subject = subject_of(model, items[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)
     with loaded.wrapped, ExitStack() as stack:

@@ -35,7 +35,7 @@ from shared_hooks.codecs import Codec, Coded, Grain, temporary
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.codecs.learned import PREFIX, Design, LearnedFile, read
 from shared_hooks.errors import CutRefused, SpecError, near
-from shared_hooks.files import JournalFile
+from shared_hooks.files import JournalFile, make_folder
 from shared_hooks.options import takes
 
 TIMED: Final = 20
@@ -222,11 +222,7 @@ def learn(model: Model, inputs: Data, split: str, *, options: LearnOptions) -> L
         raise SpecError(f"{option('choose_by')}: {len(others)} inputs are too few: {LEAST_TO_CHOOSE} at least")
     if len(items) < LEAST:
         raise SpecError(f"{len(items)} inputs are too few to train, choose and judge by: {LEAST} at least")
-    folder = Path(options.output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(f"{option('output')}: {folder} cannot be written: {error.strerror}") from error
+    folder = make_folder(options.output, option("output"))
     subject = subject_of(model, items[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)
     with loaded.wrapped, ExitStack() as stack:

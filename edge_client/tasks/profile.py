@@ -21,6 +21,7 @@ from edge_client.survey import Say, measured_by_servers, with_books
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import SpecError, near
+from shared_hooks.modules import call_parts
 from shared_hooks.options import takes
 from shared_hooks.profiling.profile import LayerProfile, Profile, Quartiles, check, from_json, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
@@ -65,7 +66,7 @@ def _modules(profile: Profile) -> list[list[LayerProfile]]:
 
 def _path(layer: LayerProfile) -> str:
     """Return the path of its module."""
-    return layer.name.partition("#")[0]
+    return call_parts(layer.name)[0]
 
 
 def _calls(profile: Profile) -> bool:

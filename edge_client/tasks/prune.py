@@ -21,7 +21,7 @@ from edge_client.screen import progress as bar
 from edge_client.spoken import either, option
 from edge_client.tasks.subject import Model, Subject, subject_of
 from shared_hooks.errors import CutRefused, SpecError
-from shared_hooks.files import write_text
+from shared_hooks.files import make_folder, write_text
 from shared_hooks.models import ModelSpec, pick_device
 from shared_hooks.options import takes
 from shared_hooks.selection import Sample, write_mask, write_pruned
@@ -160,7 +160,7 @@ def prune(model: Model, split: str | int, inputs: Data, *, options: PruneOptions
         pruned(whole, layer, range(few), calibrating[:1])
     places = None if places_of is None else files.samples(spec, chosen_by, device, 1, places_of)
     samples = files.samples(spec, judged_on, device, options.batch, None)
-    folder = _folder(options.output)
+    folder = None if options.output is None else make_folder(options.output, option("output"))
     if options.serve and not subject.by_name:
         raise SpecError("a module of this process cannot be served by another one: give the model by its name or file")
     with bar("masks", None, options.progress) as advance:
@@ -217,16 +217,6 @@ def _layer(subject: Subject, split: str) -> str:
         if name not in known:
             raise CutRefused(f"{option('split', split)}: the model does not run it")
         return name
-
-
-def _folder(output: str | Path | None) -> Path | None:
-    if output is None:
-        return None
-    try:
-        Path(output).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(f"{option('output')}: {output} cannot be written: {error.strerror}") from error
-    return Path(output)
 
 
 def _spread(items: Sequence[Given], count: int) -> list[Given]:

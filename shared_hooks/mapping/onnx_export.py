@@ -442,7 +442,7 @@ def tag_nodes(
 
 
 def _known_above(call: str, known: HierarchyMap) -> str | None:
-    path: str | None = call.partition("#")[0]
+    path: str | None = tables.call_parts(call)[0]
     while path is not None:
         if path in known.by_call and path != ROOT:
             return path

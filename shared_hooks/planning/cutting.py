@@ -34,6 +34,7 @@ from shared_hooks.crossing import (
 )
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Kind
+from shared_hooks.modules import call_parts
 from shared_hooks.recording import NEVER, Event, ModuleCall, Op, Storage, Trace, Value
 from shared_hooks.showing import short
 from shared_hooks.tensors import LiveSet, Structure, View, form_of
@@ -262,7 +263,7 @@ def blocks(names: Iterable[str]) -> list[str]:
     """Return the modules that contain these layers, in order."""
     found: dict[str, None] = {}
     for name in names:
-        parts = name.partition("#")[0].split(".")
+        parts = call_parts(name)[0].split(".")
         found.update(dict.fromkeys(".".join(parts[:count]) for count in range(1, len(parts))))
     return list(found)
 

@@ -15,6 +15,7 @@ from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, UnknownLayer
 from shared_hooks.models.digits.network import digits
 from shared_hooks.modules import call_name, call_parts
+from shared_hooks.planning import blocks
 from tests.covering import ALL
 from tests.shared_hooks.cutting import case_of, through_bytes
 from tests.zoo import CASES, Case
@@ -231,6 +232,34 @@ def test_each_cut_has_a_name_of_its_own(names: tuple[str, ...], shown: list[str]
         middle = wrapped.forward(early, start=first, end=last)
         assert (early.layer_name, middle.layer_name) == (first, last)
         assert torch.equal(wrapped.forward(through_bytes(middle), start=last), expected)
+
+
+class Block(nn.Module):
+    """Adds its input to that of its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x).tanh()
+
+
+def test_a_block_with_a_number_sign_in_its_name_is_a_cut() -> None:
+    model = nn.Sequential()
+    for name in ("a#b", "a", "a#2"):
+        model.add_module(name, Block())
+    wrapped, x = WrappedModel(model.eval()), torch.randn(2, 4)
+    expected = wrapped.whole(x)
+    wrapped.plan(x)
+    shown = ["a#b.inner#1", "a#b#1", "a.inner", "a", "a#2.inner#1", "a#2#1"]
+    assert [cut.name for cut in wrapped.cuts] == shown
+    assert blocks(shown) == ["a#b", "a", "a#2"]
+    for cut in shown:
+        assert torch.equal(wrapped.forward(through_bytes(wrapped.forward(x, end=cut)), start=cut), expected), cut
+    wrapped.save_layers = {"a#b.inner#1"}
+    wrapped.forward(x, end="a")
+    assert set(wrapped.banked_output) >= {"a#b.inner#1"}
 
 
 def test_both_ends_of_a_middle_part_may_be_blocks() -> None:
