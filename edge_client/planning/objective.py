@@ -55,6 +55,8 @@ class Candidate:
     """
     unsteady: str = ""
     """Why it is not ranked although it is allowed; empty: it is."""
+    slow_ns: float = math.inf
+    """If it is unsteady, its latency by the upper quartiles of what was measured."""
 
     codec: str = ""
     """The codec, if codecs are chosen with the cut; empty: the one that all requests use."""
@@ -278,6 +280,13 @@ class Decision:
     scores: Mapping[str, float]
     rejected: Mapping[str, str]
 
+    def rejection(self, candidates: Sequence[Candidate]) -> str:
+        """Return how many of the candidates are not allowed, and why the fastest of them is not."""
+        fastest = min((one for one in candidates if one.key in self.rejected), key=lambda one: one.latency_ns)
+        why = f"{fastest.key}: {self.rejected[fastest.key]}"
+        number = len(self.rejected)
+        return f"not allowed (x): {number} of {len(candidates)} candidates{', such as' if number > 1 else ':'} {why}"
+
     @property
     def best_cut(self) -> Candidate | None:
         """The best candidate for which both sides compute: the winner, unless one side does everything. None if no cut
@@ -314,7 +323,10 @@ def decide(
         raise SpecError(_no_candidate(candidates, broken))
     rejected = {name: broke.reason for name, broke in broken.items()}
     if steady := [one for one in allowed if not one.unsteady]:
-        rejected |= {one.key: one.unsteady for one in allowed if one.unsteady}
+        if str(objective) == "latency":  # what is slow at worst, and still faster than all others, is no matter of luck
+            fastest = min(one.latency_ns for one in steady)
+            steady = [one for one in allowed if not one.unsteady or one.slow_ns < fastest]
+        rejected |= {one.key: one.unsteady for one in allowed if one not in steady}
         allowed = steady
     scores = objective.scores(allowed)
     ranked = sorted(zip(scores, allowed, strict=True), key=lambda pair: pair[0])

@@ -253,7 +253,7 @@ class _Edge:
             edge_memory=self.memory(self.profile.whole_memory_peak),
             throughput=_rate(work),
             interval_ns=_interval(stages, self.correction),
-            unsteady=_unsteady(stages, edge=(self.profile.alone_ns, self.factor)),
+            **_unsteady(stages, edge=(self.profile.alone_ns, self.factor)),
         )
 
     def energy(self, own: Reading, work_ns: float, waiting_ns: float) -> Reading:
@@ -355,10 +355,8 @@ def _cut(
         accuracy=_agreement(here.profile, there.profile) if agreement in (None, 1.0) else agreement,
         notes=tuple(notes),
         interval_ns=_interval(stages, there.correction),
-        unsteady=_unsteady(
-            stages, edge=(head.stages["head"], here.factor), server=(tail.stages["compute"], there.factor)
-        ),
         last=head.layer_id == here.profile.layers[-1].layer_id,
+        **_unsteady(stages, edge=(head.stages["head"], here.factor), server=(tail.stages["compute"], there.factor)),
     )
 
 
@@ -398,14 +396,16 @@ def _interval(stages: Mapping[str, float], correction: Correction | None) -> tup
     return None if error is None else (max(0.0, latency - error), latency + error)
 
 
-def _unsteady(stages: Mapping[str, float], **sides: tuple[Quartiles, float]) -> str:
-    """Return why it cannot be ranked, if a side's time varies too much; else ""."""
+def _unsteady(stages: Mapping[str, float], **sides: tuple[Quartiles, float]) -> dict[str, Any]:
+    """Return `Candidate.unsteady` and `Candidate.slow_ns`, if a side's time varies too much; else nothing."""
     latency = sum(stages.values())
+    slow_ns = latency + sum(factor * (one.q3 - one.middle) for one, factor in sides.values())
     for side, (one, factor) in sides.items():
         if one.q3 > UNSTEADY * one.q1 and (one.q3 - one.q1) * factor > latency / 4:
             low, high = factor * one.q1 / 1e6, factor * one.q3 / 1e6
-            return f"measured too unsteadily to rank: {low:.1f} to {high:.1f} ms on the {side}"
-    return ""
+            reason = f"measured too unsteadily to rank: {low:.1f} to {high:.1f} ms on the {side}"
+            return {"unsteady": reason, "slow_ns": slow_ns}
+    return {}
 
 
 def _reading(edge: Profile, cloud: Profile, file: FileInput) -> tuple[float, str]:

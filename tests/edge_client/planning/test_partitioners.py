@@ -171,3 +171,21 @@ def test_what_is_unsteady_is_not_ranked_but_may_be_asked_for() -> None:
     assert find_partitioner("fixed").decide(given).winner.name == "layer3"
     cycle = find_partitioner("cycle")
     assert [cycle.decide(given).winner.name for _ in candidates] == [one.name for one in candidates]
+
+
+def test_what_is_unsteady_is_ranked_if_it_is_the_fastest_even_when_slow() -> None:
+    given = situation("3")
+    fastest = min(given.candidates, key=lambda one: one.latency_ns)
+    second = min(one.latency_ns for one in given.candidates if one is not fastest)
+
+    def decided(slow_ns: float, objective: str = "latency") -> Decision:
+        unsteady = replace(fastest, unsteady="varies", slow_ns=slow_ns)
+        candidates = [unsteady if one is fastest else one for one in given.candidates]
+        return decide(candidates, Objective.parse(objective))
+
+    assert decided(second - 1).winner.name == fastest.name and not decided(second - 1).rejected
+    shown = decided(second + 1)
+    assert shown.rejected == {fastest.name: "varies"}
+    count = len(given.candidates)
+    assert shown.rejection(given.candidates) == f"not allowed (x): 1 of {count} candidates: {fastest.name}: varies"
+    assert fastest.name in decided(second - 1, "bytes").rejected, "what another objective would take is not known"
