@@ -283,9 +283,8 @@ class Decision:
     def rejection(self, candidates: Sequence[Candidate]) -> str:
         """Return how many of the candidates are not allowed, and why the fastest of them is not."""
         fastest = min((one for one in candidates if one.key in self.rejected), key=lambda one: one.latency_ns)
-        why = f"{fastest.key}: {self.rejected[fastest.key]}"
-        number = len(self.rejected)
-        return f"not allowed (x): {number} of {len(candidates)} candidates{', such as' if number > 1 else ':'} {why}"
+        of = f"{len(self.rejected)} of {len(candidates)} candidates not allowed"
+        return f"{of}{', such as' if len(self.rejected) > 1 else ':'} {fastest.key}: {self.rejected[fastest.key]}"
 
     @property
     def best_cut(self) -> Candidate | None:

@@ -42,6 +42,7 @@ def render(model: str, decision: Decision, candidates: Sequence[Candidate], best
         nodes=0 if best is None else len(best.graph.nodes),
         rows=_table(ranking, decision),
         left_out=len(candidates) - len(ranking),
+        rejection=decision.rejection(candidates) if decision.rejected else None,
     )
 
 

@@ -256,7 +256,7 @@ class Planned(Tabular):
         elif decision.best_cut is not winner:
             lines.append(f"best cut: {decision.best_cut.key}, {decision.best_cut.latency_ns / 1e6:.2f} ms")
         if decision.rejected:
-            lines.append(decision.rejection(self.candidates))
+            lines.append(f"x: {decision.rejection(self.candidates)}")
         lines.append(self._interval_of(winner))
         lines.append(f"link, {self.link.source}: {self.link.rtt_ns / 1e6:.3f} ms round trip")
         lines.append(f"up: {self.link.speed_up}")

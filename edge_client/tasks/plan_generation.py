@@ -206,7 +206,7 @@ class PlannedGeneration(Tabular):
         elif decision.best_cut is not decision.winner:
             lines.append(f"best cut: {decision.best_cut.name}")
         if decision.rejected:
-            lines.append(decision.rejection([one.of(self.goal) for one in self.candidates]))
+            lines.append(f"x: {decision.rejection([one.of(self.goal) for one in self.candidates])}")
         lines.append(f"{work.new_tokens} tokens after {work.prompt_tokens}; bytes are of a token, memory is at the end")
         if work.drafting.tokens:
             lines.append(

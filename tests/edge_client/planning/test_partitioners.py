@@ -187,5 +187,5 @@ def test_what_is_unsteady_is_ranked_if_it_is_the_fastest_even_when_slow() -> Non
     shown = decided(second + 1)
     assert shown.rejected == {fastest.name: "varies"}
     count = len(given.candidates)
-    assert shown.rejection(given.candidates) == f"not allowed (x): 1 of {count} candidates: {fastest.name}: varies"
+    assert shown.rejection(given.candidates) == f"1 of {count} candidates not allowed: {fastest.name}: varies"
     assert fastest.name in decided(second - 1, "bytes").rejected, "what another objective would take is not known"
