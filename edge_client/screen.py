@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
@@ -399,14 +399,21 @@ class _Pace:
     done: int = 0
     left: float | None = None
     """Seconds; None: unknown."""
-    began: float = field(default_factory=lambda: time.monotonic())
+    first: tuple[int, float] | None = None
+    """The steps after the first report, and its time. What came before does not count: it has what starts or loads, or
+    steps of an earlier run.
+    """
 
     def step(self, done: int | None, total: int | None, left: float | None) -> None:
         self.done = self.done + 1 if done is None else done
         self.total = self.total if total is None else total
-        took = time.monotonic() - self.began
-        if left is None and self.total and self.done and took >= KNOWN_AFTER_SECONDS:
-            left = took / self.done * max(0, self.total - self.done)
+        now = time.monotonic()
+        if self.first is None and self.done:
+            self.first = self.done, now
+        if left is None and self.total and self.first is not None:
+            steps, took = self.done - self.first[0], now - self.first[1]
+            if steps > 0 and took >= KNOWN_AFTER_SECONDS:
+                left = took / steps * max(0, self.total - self.done)
         self.left = left
 
     @property

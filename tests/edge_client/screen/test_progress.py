@@ -67,7 +67,7 @@ def test_in_a_pipe_it_is_a_plain_line_with_the_time_left_every_few_seconds(monke
         for number in range(9):
             advance(f"input {number}\x1b[2J\n")
     lines = pipe.getvalue().splitlines()
-    assert lines and len(lines) < 9 and lines[0] == "sweep: 1 of 9, 32 s left, input 0\\x1b[2J"
+    assert lines and len(lines) < 9 and lines[0] == "sweep: 2 of 9, 28 s left, input 1\\x1b[2J"
     assert "\x1b" not in pipe.getvalue()
 
 
@@ -79,6 +79,21 @@ def test_the_time_left_is_what_the_caller_knows_before_it_is_the_mean(monkeypatc
         advance("", done=10, total=40, left=205)
         advance("", done=40, total=40, left=7300)
     assert pipe.getvalue().splitlines() == ["inputs: 10 of 40, 3 min 20 s left", "inputs: 40 of 40, 2 h 2 min left"]
+
+
+def test_a_slow_start_and_steps_of_an_earlier_run_are_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(sys, "stderr", pipe)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with progress("cuts", 110) as advance:
+        for at, done in ((30.0, 60), (31.0, 61), (34.0, 64), (40.0, 70)):
+            now[0] = at
+            advance("", done=done)
+    assert pipe.getvalue().splitlines() == [
+        "cuts: 60 of 110",
+        "cuts: 61 of 110, 49 s left",
+        "cuts: 70 of 110, 40 s left",
+    ]
 
 
 def test_shown_to_nobody_it_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
