@@ -235,5 +235,5 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Suggest similar names for an unknown ``name``: ``" Did you mean a, b?"``, or nothing. ``cutoff``: similarity, up
     to 1.
     """
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
+    close = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""

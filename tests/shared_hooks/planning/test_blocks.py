@@ -99,12 +99,14 @@ def test_a_middle_part_begins_or_ends_with_a_block() -> None:
             wrapped.forward(wrapped.head("stage.0", x), end="stage.0.second")
 
 
-@pytest.mark.parametrize(("cut", "near"), [("bodi", "body"), ("odd.lat", "odd.late"), ("inptu", "input")])
+@pytest.mark.parametrize(("cut", "near"), [("bodi", "body"), ("bod", "body"), ("odd.lat", "odd.late"), ("inptu", "input")])
 def test_near_names(cut: str, near: str) -> None:
     with WrappedModel(Twice().eval()) as wrapped:
         plan = wrapped.plan(torch.randn(2, 4))
-        with pytest.raises(UnknownLayer, match=f"Did you mean .*{near}"):
+        with pytest.raises(UnknownLayer, match=f"Did you mean .*{near}") as raised:
             plan.layer_id(cut)
+    suggested = str(raised.value).partition("Did you mean ")[2].rstrip("?").split(", ")
+    assert len(suggested) == len(set(suggested)), "each once"
 
 
 def test_blocks_of_names() -> None:
