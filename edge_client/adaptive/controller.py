@@ -462,7 +462,9 @@ class SplitController:
     def _decide(self, candidates: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, float]]:
         if not self._there:  # the only candidate, whatever the constraints
             return candidates[0], {candidates[0].key: 0.0}
-        decision = decide(candidates, self._objective, self._constraints)
+        # the one in use is measured by requests
+        known = [replace(one, unsteady="") if one.key == self._held else one for one in candidates]
+        decision = decide(known, self._objective, self._constraints)
         return decision.winner, decision.scores
 
     def _numbers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -298,3 +299,19 @@ def test_what_is_held_may_cost_nothing_and_no_better_link_is_looked_for_then(obj
     assert objective not in ("bytes", "server-time") or held.name == EDGE_ONLY
     asked = [one.wants_probe(number * SECOND) for number in range(1, 10)]
     assert objective not in ("bytes", "server-time") or asked == [None] * 9
+
+
+def test_what_was_profiled_unsteadily_is_held_as_any_other() -> None:
+    """It is chosen where it is the fastest even when it is slow, and then left for a gain only."""
+    whole = EDGE.alone_ns.middle
+    varying = replace(EDGE, bare_ns=replace(EDGE.alone_ns, q1=0.3 * whole, q3=1.3 * whole))
+    far, ways = link(100, rtt_ms=10 * whole / MS), [link(100, rtt_ms=rtt / 100 * whole / MS) for rtt in range(200)]
+    controller = SplitController(varying, CLOUD, far)
+    assert controller.choose(0).candidate.name == EDGE_ONLY
+    fastest = [min(one.latency_ns for one in predict(EDGE, CLOUD, way) if one.name != EDGE_ONLY) for way in ways]
+    near = next(way for way, ns in zip(ways, fastest, strict=True) if whole < ns < 1.25 * whole)
+    assert SplitController(varying, CLOUD, near).choose(0).candidate.name != EDGE_ONLY
+    for turn in range(1, 20):
+        controller.server_found(turn * SECOND, CLOUD, near if turn % 2 else far)
+        choice = controller.choose(turn * SECOND)
+        assert choice.candidate.name == EDGE_ONLY and not choice.moved, choice.reason

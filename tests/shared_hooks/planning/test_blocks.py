@@ -99,7 +99,9 @@ def test_a_middle_part_begins_or_ends_with_a_block() -> None:
             wrapped.forward(wrapped.head("stage.0", x), end="stage.0.second")
 
 
-@pytest.mark.parametrize(("cut", "near"), [("bodi", "body"), ("bod", "body"), ("odd.lat", "odd.late"), ("inptu", "input")])
+@pytest.mark.parametrize(
+    ("cut", "near"), [("bodi", "body"), ("bod", "body"), ("odd.lat", "odd.late"), ("inptu", "input")]
+)
 def test_near_names(cut: str, near: str) -> None:
     with WrappedModel(Twice().eval()) as wrapped:
         plan = wrapped.plan(torch.randn(2, 4))
