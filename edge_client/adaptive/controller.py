@@ -660,7 +660,9 @@ class SplitController:
                 "accuracy": limits.min_accuracy is not None,
             }
             usable = limits.leaks_no_more(self._usable(self._predicted))
-            best = undominated(usable, [name for name, asks in requested.items() if asks])
+            steady = [one for one in usable if not one.unsteady]  # what may not be ranked makes no other superfluous
+            best = undominated(steady, [name for name, asks in requested.items() if asks])
+            best += [one for one in usable if one.unsteady]
             kept = {one.name for one in best} | {"input" for one in best if one.layer_id == -1}
             self._keys = None if self._codecs is None else frozenset(one.key for one in best)
             self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.name in kept))

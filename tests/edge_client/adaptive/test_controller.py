@@ -14,7 +14,7 @@ from edge_client.adaptive.controller import SplitController, Steady
 from edge_client.call import Load
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
-from edge_client.planning.objective import Constraints, Objective, undominated
+from edge_client.planning.objective import Constraints, Objective, decide, undominated
 from edge_client.planning.predict import predict
 from edge_client.spoken import CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
@@ -315,3 +315,14 @@ def test_what_was_profiled_unsteadily_is_held_as_any_other() -> None:
         controller.server_found(turn * SECOND, CLOUD, near if turn % 2 else far)
         choice = controller.choose(turn * SECOND)
         assert choice.candidate.name == EDGE_ONLY and not choice.moved, choice.reason
+
+
+def test_what_is_not_ranked_for_its_unsteadiness_takes_no_other_ones_place() -> None:
+    whole = EDGE.alone_ns.middle
+    last = EDGE.cuts[-2]
+    lucky = replace(last.stages["head"], median=0.01 * whole, middle=0.01 * whole, q1=0.001 * whole, q3=2 * whole)
+    cuts = [replace(one, stages={**one.stages, "head": lucky}) if one is last else one for one in EDGE.cuts]
+    varying = replace(EDGE, cuts=tuple(cuts))
+    for mbit in (2, 20, 200):
+        best = decide(predict(varying, CLOUD, link(mbit))).winner
+        assert SplitController(varying, CLOUD, link(mbit)).choose(0).candidate.name == best.name
