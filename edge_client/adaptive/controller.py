@@ -462,9 +462,7 @@ class SplitController:
     def _decide(self, candidates: Sequence[Candidate]) -> tuple[Candidate, Mapping[str, float]]:
         if not self._there:  # the only candidate, whatever the constraints
             return candidates[0], {candidates[0].key: 0.0}
-        # the one in use is measured by requests
-        known = [replace(one, unsteady="") if one.key == self._held else one for one in candidates]
-        decision = decide(known, self._objective, self._constraints)
+        decision = decide(candidates, self._objective, self._constraints, self._held)
         return decision.winner, decision.scores
 
     def _numbers(
@@ -661,8 +659,8 @@ class SplitController:
             }
             usable = limits.leaks_no_more(self._usable(self._predicted))
             steady = [one for one in usable if not one.unsteady]  # what may not be ranked makes no other superfluous
-            best = undominated(steady, [name for name, asks in requested.items() if asks])
-            best += [one for one in usable if one.unsteady]
+            best = undominated(steady or usable, [name for name, asks in requested.items() if asks])
+            best += [one for one in usable if steady and one.unsteady]
             kept = {one.name for one in best} | {"input" for one in best if one.layer_id == -1}
             self._keys = None if self._codecs is None else frozenset(one.key for one in best)
             self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.name in kept))

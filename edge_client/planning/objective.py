@@ -281,10 +281,12 @@ class Decision:
     rejected: Mapping[str, str]
 
     def rejection(self, candidates: Sequence[Candidate]) -> str:
-        """Return how many of the candidates are not allowed, and why the fastest of them is not."""
-        fastest = min((one for one in candidates if one.key in self.rejected), key=lambda one: one.latency_ns)
-        of = f"{len(self.rejected)} of {len(candidates)} candidates not allowed"
-        return f"{of}{', such as' if len(self.rejected) > 1 else ':'} {fastest.key}: {self.rejected[fastest.key]}"
+        """Return how many of the candidates are not ranked, and why the fastest of them is not."""
+        rejected = sorted((one for one in candidates if one.key in self.rejected), key=lambda one: one.latency_ns)
+        text = f"{len(rejected)} of {len(candidates)} candidates not ranked"
+        for one in rejected[:1]:
+            text += f"{', such as' if len(rejected) > 1 else ':'} {one.key}: {self.rejected[one.key]}"
+        return text
 
     @property
     def best_cut(self) -> Candidate | None:
@@ -308,9 +310,13 @@ class Decision:
 
 
 def decide(
-    candidates: Sequence[Candidate], objective: Objective | None = None, constraints: Constraints | None = None
+    candidates: Sequence[Candidate],
+    objective: Objective | None = None,
+    constraints: Constraints | None = None,
+    held: str | None = None,
 ) -> Decision:
-    """Return the best allowed candidate; among equals the first. ``objective``: latency by default.
+    """Return the best allowed candidate; among equals the first. ``objective``: latency by default. ``held``: the key
+    of the candidate in use, which requests measure: it is ranked, however unsteady its profile.
 
     Raises SpecError: no candidate satisfies the constraints (how many each removed, and the nearest miss), or the
     objective's numbers are unavailable (why).
@@ -322,11 +328,11 @@ def decide(
         raise SpecError(_no_candidate(candidates, broken))
     rejected = {name: broke.reason for name, broke in broken.items()}
     if steady := [one for one in allowed if not one.unsteady]:
-        if str(objective) == "latency":  # what is slow at worst, and still faster than all others, is no matter of luck
-            fastest = min(one.latency_ns for one in steady)
-            steady = [one for one in allowed if not one.unsteady or one.slow_ns < fastest]
-        rejected |= {one.key: one.unsteady for one in allowed if one not in steady}
-        allowed = steady
+        # one that is faster than all steady ones even when it is slow owes that to no chance
+        fastest = min(one.latency_ns for one in steady) if str(objective) == "latency" else 0.0
+        unsteady = [one for one in allowed if one.unsteady and one.key != held and one.slow_ns >= fastest]
+        rejected |= {one.key: one.unsteady for one in unsteady}
+        allowed = [one for one in allowed if one.key not in rejected]
     scores = objective.scores(allowed)
     ranked = sorted(zip(scores, allowed, strict=True), key=lambda pair: pair[0])
     ranking = tuple(one for _, one in ranked)

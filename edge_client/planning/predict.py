@@ -399,12 +399,12 @@ def _interval(stages: Mapping[str, float], correction: Correction | None) -> tup
 def _unsteady(stages: Mapping[str, float], **sides: tuple[Quartiles, float]) -> dict[str, Any]:
     """Return `Candidate.unsteady` and `Candidate.slow_ns`, if a side's time varies too much; else nothing."""
     latency = sum(stages.values())
-    slow_ns = latency + sum(factor * (one.q3 - one.middle) for one, factor in sides.values())
     for side, (one, factor) in sides.items():
         if one.q3 > UNSTEADY * one.q1 and (one.q3 - one.q1) * factor > latency / 4:
             low, high = factor * one.q1 / 1e6, factor * one.q3 / 1e6
             reason = f"measured too unsteadily to rank: {low:.1f} to {high:.1f} ms on the {side}"
-            return {"unsteady": reason, "slow_ns": slow_ns}
+            slow_ns = sum(factor * (one.q3 - one.middle) for one, factor in sides.values())
+            return {"unsteady": reason, "slow_ns": latency + slow_ns}
     return {}
 
 

@@ -34,7 +34,7 @@ class Cut:
     def of(cls, model: nn.Module, name: str) -> Cut:
         """Return the cut of this name. Raises UnknownLayer and CutRefused."""
         path, number = tables.call_parts(name)
-        if path == "" or number < 1:
+        if path == "":
             raise UnknownLayer(f'no layer "{name}": name the module after which the model is cut')
         known = dict(model.named_modules())
         if path not in known:

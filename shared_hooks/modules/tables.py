@@ -173,10 +173,13 @@ def call_name(path: str, number: int) -> str:
     return path if number == 1 and path != INPUT and "#" not in path else f"{path}#{number}"
 
 
+_NUMBERED: Final = re.compile(r"(.+)#([1-9][0-9]{0,8})", re.DOTALL)
+
+
 def call_parts(name: str) -> tuple[str, int]:
-    """Return the module's path and the number of the call of this name."""
-    path, _, number = name.rpartition("#")
-    return (path, int(number)) if path and number.isdecimal() else (name, 1)
+    """Return the module's path and the number of the call of this name, which a client may have sent."""
+    found = _NUMBERED.fullmatch(name)
+    return (name, 1) if found is None else (found[1], int(found[2]))
 
 
 WHOLE: Final = 256

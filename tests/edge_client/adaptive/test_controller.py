@@ -18,6 +18,7 @@ from edge_client.planning.objective import Constraints, Objective, decide, undom
 from edge_client.planning.predict import predict
 from edge_client.spoken import CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
+from shared_hooks.profiling.profile import CutProfile
 from tests.edge_client.planning.made import MS, SHAPES, Layer, funnel, losses, profile, with_codecs
 from tests.edge_client.planning.world import SECOND, SECONDS, TRACE, Phase, Run, World, controlled, oracle
 
@@ -326,3 +327,20 @@ def test_what_is_not_ranked_for_its_unsteadiness_takes_no_other_ones_place() -> 
     for mbit in (2, 20, 200):
         best = decide(predict(varying, CLOUD, link(mbit))).winner
         assert SplitController(varying, CLOUD, link(mbit)).choose(0).candidate.name == best.name
+
+
+def test_where_all_was_profiled_unsteadily_it_moves_as_ever() -> None:
+    def shaken(cut: CutProfile) -> CutProfile:
+        head = cut.stages["head"]
+        wide = replace(head, q1=0.0, q3=100 * EDGE.alone_ns.middle)
+        return replace(cut, stages={**cut.stages, "head": wide})
+
+    whole = EDGE.alone_ns
+    varying = replace(EDGE, bare_ns=replace(whole, q1=0.0, q3=100 * whole.middle), cuts=tuple(map(shaken, EDGE.cuts)))
+    fast, slow = link(200), link(200, rtt_ms=9 * whole.middle / MS)
+    candidates = predict(varying, CLOUD, fast)
+    assert all(one.unsteady for one in candidates)
+    controller = SplitController(varying, CLOUD, fast)
+    assert controller.choose(0).candidate.name == decide(candidates).winner.name != EDGE_ONLY
+    controller.server_found(SECOND, CLOUD, slow)
+    assert controller.choose(SECOND).candidate.name == EDGE_ONLY

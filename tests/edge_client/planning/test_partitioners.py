@@ -187,5 +187,9 @@ def test_what_is_unsteady_is_ranked_if_it_is_the_fastest_even_when_slow() -> Non
     shown = decided(second + 1)
     assert shown.rejected == {fastest.name: "varies"}
     count = len(given.candidates)
-    assert shown.rejection(given.candidates) == f"1 of {count} candidates not allowed: {fastest.name}: varies"
+    assert shown.rejection(given.candidates) == f"1 of {count} candidates not ranked: {fastest.name}: varies"
+    assert (
+        replace(shown, rejected={"another": "varies"}).rejection(given.candidates)
+        == f"0 of {count} candidates not ranked"
+    )
     assert fastest.name in decided(second - 1, "bytes").rejected, "what another objective would take is not known"
