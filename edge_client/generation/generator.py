@@ -18,7 +18,7 @@ from edge_client.generation.link import SessionLink
 from edge_client.generation.summary import Clock, Summary, criteria_with, prompt_length
 from edge_client.spoken import AUTO, WORDS
 from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLayer, near
-from shared_hooks.generation import Link, SplitForward, StepRecord
+from shared_hooks.generation import EdgeLink, SplitForward, StepRecord
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.results import Answer
 from shared_hooks.generation.split import HISTORY_BYTES, Heads
@@ -150,7 +150,7 @@ class SplitGenerator:
         history_bytes: int = HISTORY_BYTES,
         exact: bool = True,
         codec: str | None = None,
-        link: Link | None = None,
+        link: EdgeLink | None = None,
         heads: Heads | None = None,
     ) -> None:
         self.client = client

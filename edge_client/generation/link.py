@@ -22,8 +22,8 @@ CLOSE_SECONDS: Final = 0.5
 
 
 class SessionLink:
-    """Decoding sessions of ``client``'s model, cut after the layer ``cut``: a `shared_hooks.generation.Link`. Along a
-    chain ``cut`` is a list with one cut for each server.
+    """Decoding sessions of ``client``'s model, cut after the layer ``cut``: a `shared_hooks.generation.EdgeLink`.
+    Along a chain ``cut`` is a list with one cut for each server.
 
     A step is an ordinary request: it has a deadline (``deadline`` seconds; None: the client's), is sent again after a
     lost connection, and is computed once. The server's refusals are raised: SessionLost (the session can be rebuilt
@@ -53,30 +53,39 @@ class SessionLink:
         header: dict[str, Any],
         tensors: list[torch.Tensor],
         fork: tuple[int, int] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> StepReply:
         """Make the ``number``-th step of a session, which the caller numbers from 0; the first one opens it.
 
-        ``header``: JSON-able. ``fork``: the session begins as a copy of that one after so many steps.
+        ``header``: JSON-able. ``fork``: the session begins as a copy of that one after so many steps. ``meanwhile``: it
+        is called while the server computes, as is the check that the model is unchanged; an error of theirs is raised
+        in place of the answer.
         """
-        self._client.check_unchanged()
+
+        def check() -> None:
+            self._client.check_unchanged()
+            meanwhile()
+
         of, steps = fork or (0, 0)
         together = 0 if self.exact else self.at_once
         decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps, together=together)
-        return self._send_step(session, number, decoding, header, tensors, self.deadline)
+        packed = self._packed(session, number, decoding, header, tensors, self.deadline)
+        return _reply(self._client.requests.make_step(*packed, check))
 
     def close(self, session: int) -> None:
         """Release a session. Waits at most half a second; without a connection it does nothing."""
         if self._client.state is not State.READY:
             return
         try:
-            self._send_step(session, 0, split_pb2.Decoding(cut=self.cut, close=True), {}, [], CLOSE_SECONDS)
+            closing = split_pb2.Decoding(cut=self.cut, close=True)
+            self._client.requests.make_step(*self._packed(session, 0, closing, {}, [], CLOSE_SECONDS))
         except IsthmusError:
             pass  # it has left already, or will be evicted when idle
 
     def begin(
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
     ) -> Pending:
-        """As `step`, without waiting for the answer: see `shared_hooks.generation.edge_session.Beginning`."""
+        """As `step`, without waiting for the answer: see `shared_hooks.generation.EdgeLink`."""
         self._client.check_unchanged()
         decoding = split_pb2.Decoding(cut=self.cut, branch=branch)
         step = self._client.requests.begin_step(
@@ -88,9 +97,6 @@ class SessionLink:
     def begins(self) -> bool:
         """Whether a session may have several steps in progress: not along a chain."""
         return not self._route
-
-    def _send_step(self, *step: Any) -> StepReply:
-        return _reply(self._client.requests.make_step(*self._packed(*step)))
 
     def _packed(
         self,

@@ -26,7 +26,7 @@ from edge_client.planning.objective import Constraints, Objective
 from edge_client.probing import probe
 from edge_client.screen import counted, progress
 from shared_hooks.errors import CutRefused, SpecError
-from shared_hooks.generation import Link, SplitForward
+from shared_hooks.generation import EdgeLink, SplitForward
 from shared_hooks.profiling.decoding import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, DecodingProfile, Measurement, generated
 
 # A few real steps of a split generation, at the first and at the last cut: the server's time, and what crosses.
@@ -46,7 +46,7 @@ class StepSampler:
         self,
         model: nn.Module,
         measurement: Measurement,
-        link_at: Callable[[str], Link],
+        link_at: Callable[[str], EdgeLink],
         answer: tuple[str, int] | None = None,
     ) -> None:
         names = measurement.blocks

@@ -24,6 +24,9 @@ from shared_hooks.modules import INPUT
 
 # `Steps`: requests of a decoding session, packed by `edge_client.generation`.
 
+LEAVES_SECONDS: Final = 0.0003
+"""How long a step's thread leaves the interpreter to the one that sends, before it does other work."""
+
 
 class Steps:
     """One client's generation steps. ``at_once``: the maximum number in progress after their heads. Thread-safe."""
@@ -35,12 +38,29 @@ class Steps:
         self._sender = sender
         self._at_once = at_once
 
-    def make_step(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> Answer:
-        """Make one step, which ``pack`` encodes; `Answer.output` is the reply (a dictionary) and the tensors."""
+    def make_step(
+        self,
+        pack: Callable[[], Outgoing],
+        split: str,
+        stamps: Stamps,
+        until: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Answer:
+        """Make one step, which ``pack`` encodes; `Answer.output` is the reply (a dictionary) and the tensors.
+
+        ``meanwhile``: it is called once the step is on its way; its error cancels the step.
+        """
         about = self._reports.about()
 
         def answer() -> Answer:
-            return self._settled(*self._submitted(pack, split, stamps, until, about), split, stamps)
+            connection, exchange = self._submitted(pack, split, stamps, until, about)
+            try:
+                exchange.wait(LEAVES_SECONDS)
+                meanwhile()
+            except BaseException:
+                connection.cancel(exchange, Cancelled("the step was given up"))
+                raise
+            return self._settled(connection, exchange, split, stamps)
 
         return self._reports.ending(about, answer)
 

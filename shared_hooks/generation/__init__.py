@@ -21,7 +21,7 @@ gates          ... where they meet: modules that are row-wise, blocks with a cac
 """
 
 from shared_hooks.generation.asking import Need, needed
-from shared_hooks.generation.edge_session import InProcess, Link, StepReply
+from shared_hooks.generation.edge_session import EdgeLink, InProcess, Link, StepReply
 from shared_hooks.generation.hidden import is_state, register_state
 from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.generation.remote_tensor import RemoteRead
@@ -31,6 +31,7 @@ from shared_hooks.generation.split import SplitForward, StepRecord
 __all__ = [
     "DecodingSession",
     "DecodingTail",
+    "EdgeLink",
     "InProcess",
     "Link",
     "MiddleSession",

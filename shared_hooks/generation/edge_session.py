@@ -90,12 +90,25 @@ class Pending(Protocol):
         """Cancel it; the server may still compute it. Never raises."""
 
 
-class Beginning(Link, Protocol):
-    """A link on which a session may have several steps in progress."""
+class EdgeLink(Link, Protocol):
+    """A link of the side that calls the model."""
+
+    def step(
+        self,
+        session: int,
+        number: int,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        fork: tuple[int, int] | None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> StepReply:
+        """As `Link.step`. ``meanwhile``: checks of this side, made while the other one computes; an error of theirs is
+        raised in place of the answer.
+        """
 
     @property
     def begins(self) -> bool:
-        """Whether it supports that."""
+        """Whether a session may have several steps in progress (`begin`)."""
         ...
 
     def begin(
@@ -125,7 +138,7 @@ class InProcess:
     def begin(
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
     ) -> Pending:
-        """As `Beginning.begin`; the step is computed at once."""
+        """As `EdgeLink.begin`; the step is computed at once."""
         try:
             if branch > self._branches.get(session, 0) and number <= self.steps.get(session, -1):
                 self._branches[session], self.steps[session] = branch, number
@@ -142,6 +155,7 @@ class InProcess:
         header: dict[str, Any],
         tensors: list[torch.Tensor],
         fork: tuple[int, int] | None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> StepReply:
         """As `Link.step`; BadFrame for steps out of order."""
         up = Parcel.of_tensors(header, tensors)
@@ -167,6 +181,7 @@ class InProcess:
         took = {"compute": time.perf_counter_ns() - began}
         if "need" not in answer:
             self.steps[session] = number + 1
+        meanwhile()
         down = Parcel.of_tensors(answer, made)
         back, results = Parcel.tensors(down.header, self._through(down))
         return StepReply(back, results, len(up.header) + up.nbytes, len(down.header) + down.nbytes, took)
@@ -394,7 +409,7 @@ class EdgeSession:
     def begin(self, header: dict[str, Any], tensors: list[torch.Tensor], after: int = 0) -> Pending:
         """Send a step, whose answer `send` waits for. ``after``: the number of steps in progress before it.
 
-        The session must be open, and its link a `Beginning`.
+        The session must be open.
         """
         if not after:
             self._hold_copies()
@@ -403,14 +418,20 @@ class EdgeSession:
         pending: Pending = link.begin(self.id, self.number + after, header, tensors, self.branch)
         return pending
 
-    def send(self, header: dict[str, Any], tensors: list[torch.Tensor], pending: Pending | None = None) -> StepReply:
-        """Make one step; ``pending``: it is in progress. A lost session is rebuilt from the steps kept, or SessionLost
-        is raised.
+    def send(
+        self,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        pending: Pending | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> StepReply:
+        """Make one step; ``pending``: it is in progress. ``meanwhile``: see `EdgeLink.step`. A lost session is rebuilt
+        from the steps kept, or SessionLost is raised.
         """
         try:
             if pending is not None:
                 try:
-                    return pending.result()
+                    return _result(pending, meanwhile)
                 except IsthmusError as error:
                     if "keep" not in header or isinstance(error, SessionLost):
                         raise
@@ -419,13 +440,13 @@ class EdgeSession:
                     header["back"], self.takes_back = self.number, False
                     del header["keep"]
             self._hold_copies()
-            return self._send(header, tensors)
+            return self._send(header, tensors, meanwhile)
         except (SessionLost, StepOutOfOrder) as lost:
             # out of order: the step was made, and its answer is lost for good
             self._again(lost)
             for name in _ONCE:
                 header.pop(name, None)
-            return self._send(header, tensors)
+            return self._send(header, tensors, meanwhile)
 
     def _hold_copies(self) -> None:
         for copy in [one() for one in self._copies]:
@@ -441,13 +462,19 @@ class EdgeSession:
                 self._send({"still": 1, "back": self.number}, [])
                 self.number, self.takes_back, self.keeps = self.number + 1, False, False
 
-    def _send(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> StepReply:
+    def _send(
+        self, header: dict[str, Any], tensors: list[torch.Tensor], meanwhile: Callable[[], None] | None = None
+    ) -> StepReply:
         self._asked = True
         if self.branch:
-            return self.begin(header, tensors, 0).result()
+            return _result(self.begin(header, tensors, 0), meanwhile)
         _add_layouts(header, tensors)
         fork = None if self._fork is None or self.number else (self._fork[0].id, self._fork[1])
-        return self.link.step(self.id, self.number, header, tensors, fork)
+        if meanwhile is None:
+            return self.link.step(self.id, self.number, header, tensors, fork)
+        link: Any = self.link  # an `EdgeLink`
+        reply: StepReply = link.step(self.id, self.number, header, tensors, fork, meanwhile)
+        return reply
 
     def done(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         """Record that the step just sent was made."""
@@ -496,6 +523,16 @@ class EdgeSession:
         drop(self)
         if self._asked:
             self.link.close(self.id)
+
+
+def _result(pending: Pending, meanwhile: Callable[[], None] | None) -> StepReply:
+    try:
+        if meanwhile is not None:
+            meanwhile()
+    except BaseException:
+        pending.cancel(Cancelled("the step was given up"))
+        raise
+    return pending.result()
 
 
 def _add_layouts(header: dict[str, Any], tensors: list[torch.Tensor]) -> None:

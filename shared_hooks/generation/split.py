@@ -41,9 +41,9 @@ from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, around, device_of, finder_of
 from shared_hooks.generation.edge_session import (
     SENT_UP,
+    EdgeLink,
     EdgeSession,
     History,
-    Link,
     Pending,
     StepReply,
     drop,
@@ -130,7 +130,7 @@ class SplitForward:
         self,
         model: nn.Module,
         cut: str,
-        link: Link,
+        link: EdgeLink,
         *,
         private: frozenset[str] | None = None,
         answer: Answer = None,
@@ -288,7 +288,8 @@ class SplitForward:
                     pending, unheard = session.begin(*message), True
                 self._look_ahead(handle, sight, pending)
             unheard = False
-            reply, up, down = self._sent(session, head, *message, pending=pending, kept=kept)
+            check = self._settled.check
+            reply, up, down = self._sent(session, head, *message, pending=pending, kept=kept, meanwhile=check)
             up, session.bytes_in_vain = up + session.bytes_in_vain, 0
             if foreseen is not None and "keep" not in message[0]:
                 handle.misjudged += 1
@@ -316,7 +317,6 @@ class SplitForward:
         session.wanted = message[0].get("w", session.wanted)
         session.random = reply.header.get("rng")
         session.done(*message)
-        self._settled.check()
         self._needed.end_run()
         if opening is not None:
             session.calls.opening = opening
@@ -360,7 +360,7 @@ class SplitForward:
             and ASKS.isdisjoint(header)
             and self._heads is None
             and not self._is_unproven
-            and getattr(self._link, "begins", False)
+            and self._link.begins
             and not (attach.watchers or _every_module._global_forward_hooks or _every_module._global_forward_pre_hooks)
             and not any(one._forward_hooks or one._forward_pre_hooks for one in self._paths)
         )
@@ -664,14 +664,16 @@ class SplitForward:
         tensors: list[torch.Tensor],
         pending: Pending | None = None,
         kept: hidden.Kept | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[StepReply, int, int]:
         """Send a step, again with what the other side lacks; returns the answer, and all bytes up and down.
 
-        ``pending``: the step is in progress already. ``kept``: what the model keeps here.
+        ``pending``: the step is in progress already. ``kept``: what the model keeps here. ``meanwhile``: see
+        `EdgeLink.step`.
         """
         up = down = compared = 0
         for _ in range(MOST_TRIES):
-            reply, pending = session.send(header, tensors, pending), None
+            reply, pending = session.send(header, tensors, pending, meanwhile), None
             up, down = up + reply.bytes_up, down + reply.bytes_down
             need = reply.header.get("need")
             if need is None:

@@ -104,9 +104,9 @@ class _Recorder(SessionLink):
         super().__init__(client, CUT)
         self.kept: list[tuple[dict[str, Any], list[torch.Tensor]]] = []
 
-    def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any = None) -> StepReply:
+    def step(self, session: int, number: int, header: Any, tensors: Any, *rest: Any) -> StepReply:
         self.kept.append((copy.deepcopy(header), [tensor.clone() for tensor in tensors]))
-        return super().step(session, number, header, tensors, fork)
+        return super().step(session, number, header, tensors, *rest)
 
 
 class _Steps:

@@ -84,9 +84,9 @@ class _Recorder(InProcess):
         super().__init__(tail)
         self.recorded: list[Step] = []
 
-    def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> StepReply:
+    def step(self, session: int, number: int, header: Any, tensors: Any, *rest: Any) -> StepReply:
         kept = copy.deepcopy(header), [tensor.clone() for tensor in tensors]
-        reply = super().step(session, number, header, tensors, fork)
+        reply = super().step(session, number, header, tensors, *rest)
         self.recorded.append(Step(*kept, reply))
         return reply
 

@@ -44,7 +44,7 @@ class Far:
         return self._sent(self._inner.step, *step).result()
 
     def begin(self, *step: Any) -> Sent:
-        """As `Beginning.begin`."""
+        """As `EdgeLink.begin`."""
         return self._sent(lambda: self._inner.begin(*step).result())
 
     def close(self, session: int) -> None:

@@ -42,9 +42,9 @@ class Recorded(SessionLink):
         super().__init__(client, cut)
         self.steps: list[Step] = []
 
-    def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any = None) -> StepReply:
+    def step(self, session: int, number: int, header: Any, tensors: Any, *rest: Any) -> StepReply:
         self.steps.append((copy.deepcopy(header), [tensor.clone() for tensor in tensors]))
-        return super().step(session, number, header, tensors, fork)
+        return super().step(session, number, header, tensors, *rest)
 
 
 class Clock:

@@ -44,12 +44,14 @@ LENGTHS = (16, 128, 384)
 class Delayed:
     """A link that takes its time: a round trip, and so long a byte each way."""
 
+    begins = False
+
     def __init__(self, link: InProcess, network: Link) -> None:
         self._link = link
         self._network = network
 
-    def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> StepReply:
-        reply = self._link.step(session, number, header, tensors, fork)
+    def step(self, session: int, number: int, header: Any, tensors: Any, *rest: Any) -> StepReply:
+        reply = self._link.step(session, number, header, tensors, *rest)
         time.sleep(self._network.network_ns(reply.bytes_up, reply.bytes_down) / 1e9)
         return reply
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from edge_client import EdgeClient
 from edge_client.generation import SessionLink
 from edge_client.transport.options import ConnectionOptions
 from shared_hooks.errors import (
+    CutRefused,
     DeadlineExceeded,
     Disagreement,
     ModelFailed,
@@ -102,6 +104,43 @@ def test_a_deadline_is_the_callers_and_the_next_step_is_told(client: EdgeClient)
     eventually(lambda: patient.step(22, 0, {}, [ROW]) is not None)
     with pytest.raises(StepOutOfOrder, match="next is 2"):
         patient.step(21, 1, {}, [ROW])
+
+
+def test_this_sides_checks_run_while_the_server_computes(client: EdgeClient) -> None:
+    link, at = SessionLink(client, CUT), []
+    began = time.monotonic()
+    link.step(31, 0, {"nap": 0.6}, [ROW], None, lambda: at.append(time.monotonic() - began))
+    assert len(at) == 1 and at[0] < 0.5 < time.monotonic() - began
+
+
+def test_what_a_check_raises_replaces_the_answer(client: EdgeClient) -> None:
+    """The step is cancelled: whether the server makes it or not, its place is free again."""
+    link = SessionLink(client, CUT)
+
+    def refuse() -> None:
+        raise CutRefused("not like this")
+
+    for session in range(41, 61):
+        with pytest.raises(CutRefused, match="not like this"):
+            link.step(session, 0, {"nap": 0.01}, [ROW], None, refuse)
+    assert link.step(61, 0, {}, [ROW]).header["rows"] == 1
+
+
+def test_a_model_that_changes_before_a_step_is_refused_and_works_when_changed_back(server: Process) -> None:
+    with EdgeClient(f"127.0.0.1:{server.port}", SPEC) as client:
+        link = SessionLink(client, CUT)
+        link.step(51, 0, {}, [ROW])
+        weight = next(client.wrapped.model.parameters())
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight.add_(1.0)
+        with pytest.raises(Disagreement, match="weights"):
+            link.step(51, 1, {}, [ROW])
+        with torch.no_grad():
+            weight.copy_(kept)
+        with pytest.raises(StepOutOfOrder):  # the server cannot know that its answer was not used
+            link.step(51, 1, {}, [ROW])
+        assert link.step(51, 2, {}, [ROW]).header["rows"] == 3
 
 
 def test_observers_and_hooks_see_steps(server: Process) -> None:

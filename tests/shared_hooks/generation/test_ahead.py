@@ -230,7 +230,7 @@ class TestTheServersSide:
             for ids in ([5, 6, 7], [8], [9], [10], [11]):
                 model(input_ids=torch.tensor([ids]), past_key_values=state)
         tail = DecodingTail(make("llama"), cut_of("llama"))
-        last = {number: (header, tensors) for _, number, header, tensors, _ in made}  # not those that lacked something
+        last = {number: (header, tensors) for _, number, header, tensors, *_ in made}  # not those that lacked something
         return tail.open(), [last[number] for number in sorted(last)]
 
     def test_back_is_as_it_was(self) -> None:

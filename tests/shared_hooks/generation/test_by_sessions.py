@@ -115,8 +115,8 @@ def test_layouts_from_strangers(layouts: Any, error: type[Exception]) -> None:
     tail = DecodingTail(Trimmed(False), "cut")
 
     class Forged(InProcess):
-        def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> Any:
-            return super().step(session, number, {**header, "l": layouts}, tensors, fork)
+        def step(self, session: int, number: int, header: Any, tensors: Any, *rest: Any) -> Any:
+            return super().step(session, number, {**header, "l": layouts}, tensors, *rest)
 
     with torch.no_grad(), SplitForward(Trimmed(False), "cut", Forged(tail)) as split, pytest.raises(error):
         split.model(torch.randn(2, 5, 64))

@@ -30,10 +30,10 @@ class Kept(InProcess):
         number: int,
         header: dict[str, Any],
         tensors: list[torch.Tensor],
-        fork: tuple[int, int] | None,
+        *rest: Any,
     ) -> StepReply:
         step = copy.deepcopy(header), [tensor.clone() for tensor in tensors]
-        reply = super().step(session, number, header, tensors, fork)
+        reply = super().step(session, number, header, tensors, *rest)
         self.kept.append((step, reply))
         return reply
 

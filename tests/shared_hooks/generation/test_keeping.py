@@ -269,8 +269,8 @@ class Forged(InProcess):
 
     said: Any = None
 
-    def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> Any:
-        return super().step(session, number, {**header, **self.said}, tensors, fork)
+    def step(self, session: int, number: int, header: Any, tensors: Any, *rest: Any) -> Any:
+        return super().step(session, number, {**header, **self.said}, tensors, *rest)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -292,9 +292,9 @@ class Listens(InProcess):
 
     heard: str = ""
 
-    def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> Any:
+    def step(self, session: int, number: int, header: Any, tensors: Any, *rest: Any) -> Any:
         self.heard += json.dumps([header.get("m"), header.get("u")])
-        return super().step(session, number, header, tensors, fork)
+        return super().step(session, number, header, tensors, *rest)
 
 
 def test_numbers_that_an_edge_keeps_do_not_cross() -> None:
@@ -332,7 +332,7 @@ def test_a_server_that_guesses_at_what_an_edge_keeps_is_left() -> None:
     class Guesses(InProcess):
         asked = 0
 
-        def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> Any:
+        def step(self, session: int, number: int, header: Any, tensors: Any, *rest: Any) -> Any:
             self.asked += 1
             rows = [["Keeper.kept", str(self.asked), "0"], ["Keeper.kept", "3", "0"]]
             return StepReply({"need": ["kept", rows], "why": "guesses"}, [], 0, 0)

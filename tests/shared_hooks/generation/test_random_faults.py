@@ -27,7 +27,7 @@ WHAT = ["step"] * 6 + ["new", "copy", "crop", "reorder", "drop"]
 def unreliable(link: InProcess, dice: random.Random, seen: Counter[str]) -> None:
     inner = link.step
 
-    def step(session: int, number: int, header: Any, tensors: Any, fork: Any = None) -> Any:
+    def step(session: int, number: int, header: Any, tensors: Any, fork: Any = None, *rest: Any) -> Any:
         happens = dice.random()
         if happens < BREAKS:
             seen["broken"] += 1
@@ -43,7 +43,7 @@ def unreliable(link: InProcess, dice: random.Random, seen: Counter[str]) -> None
             raise SessionLost("gone")
         if link.steps.get(session, number) != number:
             raise StepOutOfOrder("it was made")
-        reply = inner(session, number, header, tensors, fork)
+        reply = inner(session, number, header, tensors, fork, *rest)
         if dice.random() < BREAKS / 2:
             seen["unanswered"] += 1
             raise DeadlineExceeded("the answer was lost")

@@ -20,9 +20,9 @@ class Recorded(InProcess):
         super().__init__(tail)
         self.asked: list[tuple[dict[str, Any], list[torch.Tensor]]] = []
 
-    def step(self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], fork: Any) -> Any:
+    def step(self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], *rest: Any) -> Any:
         self.asked.append((copy.deepcopy(header), [tensor.clone() for tensor in tensors]))
-        return super().step(session, number, header, tensors, fork)
+        return super().step(session, number, header, tensors, *rest)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "sliding", "experts", "mamba", "hybrid", "t5"])
