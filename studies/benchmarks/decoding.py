@@ -1,8 +1,9 @@
 """A token of a split `generate()` over loopback against one of the whole model in this process.
 
 The whole model runs its head and its tail one after the other, so it is what the two halves take without anything
-between them. Both sides have the same number of threads. Times are wall-clock, between one word's logits and the
-next; the first word is the time to the first token. A run of the whole model and a split one take turns.
+between them. Beside it the same halves are called by hand in two processes, with a bare gRPC echo between them: the
+least that Python's gRPC takes there. Both sides have the same number of threads. Times are wall-clock, between one
+word's logits and the next; the first word is the time to the first token. The ways take turns.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +19,11 @@ import torch
 from edge_client import EdgeClient
 from edge_client.generation import SplitGenerator
 from edge_client.model_choice import ModelChoice
-from studies.benchmarks.processes import cloud
+from studies.benchmarks import language
+from studies.benchmarks.frontier import HEADER_BYTES, REPLY_BYTES, EchoClient
+from studies.benchmarks.processes import cloud, echo
 from studies.benchmarks.row import Line, Options, Row
-from studies.benchmarks.timing import Spread, ratio
+from studies.benchmarks.timing import Spread, ratio, timed, wall_ns
 
 LANGUAGE = "studies.benchmarks.language"
 PROMPT, WORDS = 64, 32
@@ -36,6 +40,7 @@ def measure(options: Options) -> Row:
             whole, split, records = _measured(address, name, options)
             details[name] = {"whole": whole, "split": split}
             lines += _lines(name, whole, split, records)
+            lines.append(_echoed(name, options))
         lines.append(_bytes(address, options))
     return Row(tuple(lines), details)
 
@@ -112,6 +117,42 @@ def _lines(name: str, whole: Any, split: Any, records: Any) -> list[Line]:
     else:
         found = [Line(f"{name}: more a token than the whole model", more, "ms", MILLISECONDS, note)]
     return [*found, Line(f"{name}: first token, prompt of {PROMPT} / whole model", first, "x", FIRST, times)]
+
+
+def _echoed(name: str, options: Options) -> Line:
+    """The same halves called by hand, with a bare echo of as many bytes between them."""
+    first, tokens = int(CUTS[name].rpartition(".")[2]) + 1, PROMPT + WORDS
+    model: Any = getattr(language, name)()
+    here = language.Blocks(model, 0, model.config.num_hidden_layers)
+    head = language.Blocks(model, 0, first)
+    hidden = model.model.embed_tokens(torch.zeros(1, 1, dtype=torch.int64)).detach()
+    message = bytes(HEADER_BYTES + 4 * model.config.hidden_size)
+    answer = str(REPLY_BYTES + 4 * language.WORDS)
+    times: dict[str, list[int]] = {"whole": [], "echo": []}
+
+    def whole(position: int) -> None:
+        model.lm_head(model.model.norm(here.step(hidden, position)))
+
+    with (
+        echo("--decoder", name, str(first), str(tokens), "1", answer) as address,
+        EchoClient(address, 1) as bare,
+        torch.no_grad(),
+    ):
+
+        def echoed(position: int) -> None:
+            head.step(hidden, position)
+            bare.send([message])
+
+        for turn in range(1 + options.repeats(12)):
+            for step, kept in ((whole, times["whole"]), (echoed, times["echo"])):
+                marks = [timed(partial(step, position), wall_ns) for position in range(tokens)]
+                kept += marks[PROMPT:] if turn else []
+    found = {way: Spread.of(one).scaled(1e-6) for way, one in times.items()}
+    note = f"{found['echo'].median:.2f} ms against {found['whole'].median:.2f} ms"
+    what = f"{name}: ... its halves by hand, a bare echo between them"
+    if name == LARGE:
+        return Line(what, ratio(times["echo"], times["whole"]), "x", None, note)
+    return Line(what, found["echo"].median - found["whole"].median, "ms", None, note)
 
 
 def _bytes(address: str, options: Options) -> Line:

@@ -2,11 +2,13 @@
 
 ``python -m studies.benchmarks.echo_server REQUEST SIZE ...``; a size of 0 stands for the messages as they came. With
 ``--tail NETWORK LAYER_ID`` before that it computes a network's layers from there on, with a frontier of its own, before
-it answers: what an echo takes between a head and a tail, whose work has emptied the caches.
+it answers: what an echo takes between a head and a tail, whose work has emptied the caches. ``--decoder NETWORK BLOCK
+TOKENS`` computes one token's blocks from there on and its logits, for texts of so many tokens.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from concurrent import futures
 from typing import Any
 
 import grpc
+import torch
 
 from cloud_server.limits import Limits
 from cloud_server.transport.server import options
@@ -53,8 +56,25 @@ def tail(network: str, layer_id: int) -> Callable[[], object]:
     return lambda: wrapped.forward(early, start=layer_id)
 
 
+def decoder(network: str, block: int, tokens: int) -> Callable[[], object]:
+    from studies.benchmarks import language
+
+    model = getattr(language, network)()
+    blocks = language.Blocks(model, block, model.config.num_hidden_layers)
+    hidden = torch.zeros(1, 1, model.config.hidden_size)
+    positions = itertools.cycle(range(tokens))
+
+    @torch.no_grad()
+    def work() -> object:
+        return model.lm_head(model.model.norm(blocks.step(hidden, next(positions))))
+
+    return work
+
+
 def main() -> None:
     words, work = sys.argv[1:], nothing
+    if words[0] == "--decoder":
+        work, words = decoder(words[1], int(words[2]), int(words[3])), words[4:]
     if words[0] == "--tail":
         work, words = tail(words[1], int(words[2])), words[3:]
     request, *sizes = map(int, words)

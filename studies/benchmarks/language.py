@@ -29,6 +29,36 @@ def _llama(layers: int, width: int, heads: int, words: int = WORDS) -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
+class Blocks:
+    """Blocks ``first`` to ``end`` of such a model, called by hand: what a half takes with nothing around it."""
+
+    def __init__(self, model: Any, first: int, end: int) -> None:
+        self._model, self._blocks = model.model, model.model.layers[first:end]
+        self._begin()
+
+    def _begin(self) -> None:
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache(config=self._model.config)
+
+    @torch.no_grad()
+    def step(self, hidden: torch.Tensor, position: int) -> torch.Tensor:
+        """One token's hidden state (1, 1, width), at ``position``; 0 begins another text."""
+        if position == 0:
+            self._begin()
+        places = torch.tensor([[position]])
+        rotary = self._model.rotary_emb(hidden, places)
+        for block in self._blocks:
+            hidden = block(
+                hidden,
+                position_ids=places,
+                past_key_values=self._cache,
+                use_cache=True,
+                position_embeddings=rotary,
+            )
+        return hidden
+
+
 def language_16x768() -> Any:
     """Some 40 ms a token on one core."""
     return _llama(16, 768, 12)
