@@ -11,7 +11,8 @@ import torch
 
 from edge_client.answer import Answer
 from edge_client.core import ClientCore
-from edge_client.transport import Outgoing, Stamps, State, Times, wire
+from edge_client.request.requests import BegunStep
+from edge_client.transport import Stamps, State, Times, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError
 from shared_hooks.generation import StepReply
@@ -69,8 +70,8 @@ class SessionLink:
         of, steps = fork or (0, 0)
         together = 0 if self.exact else self.at_once
         decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps, together=together)
-        packed = self._packed(session, number, decoding, header, tensors, self.deadline)
-        return _reply(self._client.requests.make_step(*packed, check))
+        reply: StepReply = self._begun(session, number, decoding, header, tensors).result(check)
+        return reply
 
     def close(self, session: int) -> None:
         """Release a session. Waits at most half a second; without a connection it does nothing."""
@@ -78,7 +79,7 @@ class SessionLink:
             return
         try:
             closing = split_pb2.Decoding(cut=self.cut, close=True)
-            self._client.requests.make_step(*self._packed(session, 0, closing, {}, [], CLOSE_SECONDS))
+            self._begun(session, 0, closing, {}, [], CLOSE_SECONDS).result()
         except IsthmusError:
             pass  # it has left already, or will be evicted when idle
 
@@ -87,28 +88,26 @@ class SessionLink:
     ) -> Pending:
         """As `step`, without waiting for the answer: see `shared_hooks.generation.EdgeLink`."""
         self._client.check_unchanged()
-        decoding = split_pb2.Decoding(cut=self.cut, branch=branch)
-        step = self._client.requests.begin_step(
-            *self._packed(session, number, decoding, header, tensors, self.deadline)
-        )
-        return replace(step, result=lambda: _reply(step.result()))
+        return self._begun(session, number, split_pb2.Decoding(cut=self.cut, branch=branch), header, tensors)
 
     @property
     def begins(self) -> bool:
         """Whether a session may have several steps in progress: not along a chain."""
         return not self._route
 
-    def _packed(
+    def _begun(
         self,
         session: int,
         number: int,
         decoding: split_pb2.Decoding,
         header: dict[str, Any],
         tensors: list[torch.Tensor],
-        deadline: float | None,
-    ) -> tuple[Callable[[], Outgoing], str, Stamps, float]:
+        deadline: float | None = None,
+    ) -> BegunStep:
         pack = partial(wire.outgoing_step, session, number, decoding, header, tensors, self._route)
-        return pack, self.cut, Stamps(), self._client.until(deadline)
+        until = self._client.until(self.deadline if deadline is None else deadline)
+        step = self._client.requests.begin_step(pack, self.cut, Stamps(), until)
+        return replace(step, answer=lambda: _reply(step.answer()))
 
 
 def _reply(answer: Answer) -> StepReply:

@@ -38,34 +38,8 @@ class Steps:
         self._sender = sender
         self._at_once = at_once
 
-    def make_step(
-        self,
-        pack: Callable[[], Outgoing],
-        split: str,
-        stamps: Stamps,
-        until: float,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> Answer:
-        """Make one step, which ``pack`` encodes; `Answer.output` is the reply (a dictionary) and the tensors.
-
-        ``meanwhile``: it is called once the step is on its way; its error cancels the step.
-        """
-        about = self._reports.about()
-
-        def answer() -> Answer:
-            connection, exchange = self._submitted(pack, split, stamps, until, about)
-            try:
-                exchange.wait(LEAVES_SECONDS)
-                meanwhile()
-            except BaseException:
-                connection.cancel(exchange, Cancelled("the step was given up"))
-                raise
-            return self._settled(connection, exchange, split, stamps)
-
-        return self._reports.ending(about, answer)
-
     def begin(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> BegunStep:
-        """As `make_step`, without waiting for the answer."""
+        """Send one step, which ``pack`` encodes; its `Answer.output` is the reply (a dictionary) and the tensors."""
         about = self._reports.about()
         try:
             with self._reports.lifecycle.request(about):
@@ -131,11 +105,22 @@ class Steps:
 
 @dataclass(frozen=True)
 class BegunStep:
-    """A step that was sent. ``result``: waits for its answer; call it once."""
+    """A step that was sent. ``answer``: waits for its answer; called once, by `result` or `cancel`."""
 
     _connection: Connection
     _exchange: Exchange
-    result: Callable[[], Any]
+    answer: Callable[[], Any]
+
+    def result(self, meanwhile: Callable[[], None] | None = None) -> Any:
+        """Wait for the answer. ``meanwhile``: called first; its error cancels the step."""
+        if meanwhile is not None:
+            try:
+                self._exchange.wait(LEAVES_SECONDS)
+                meanwhile()
+            except BaseException:
+                self.cancel(Cancelled("the step was given up"))
+                raise
+        return self.answer()
 
     @property
     def bytes_up(self) -> int:
@@ -151,7 +136,7 @@ class BegunStep:
         """Cancel it."""
         self._connection.cancel(self._exchange, why)
         with suppress(IsthmusError):
-            self.result()
+            self.answer()
 
 
 # `Local`: the whole model, on this side.
@@ -352,7 +337,7 @@ class Requests:
         self.places = self._sender.places
         self.local = self._local.answer
         steps = Steps(edge_model, reports, self._sender, at_once)
-        self.make_step, self.begin_step = steps.make_step, steps.begin
+        self.begin_step = steps.begin
 
     def begin(
         self,

@@ -82,8 +82,8 @@ class Pending(Protocol):
         """Whether `result` returns at once."""
         ...
 
-    def result(self) -> StepReply:
-        """Wait for its answer. Raises what `Link.step` raises."""
+    def result(self, meanwhile: Callable[[], None] | None = None) -> StepReply:
+        """Wait for its answer, as `EdgeLink.step`."""
         ...
 
     def cancel(self, why: IsthmusError) -> None:
@@ -213,7 +213,9 @@ class _Answered:
     def bytes_up(self) -> int:
         return 0 if self.reply is None else self.reply.bytes_up
 
-    def result(self) -> StepReply:
+    def result(self, meanwhile: Callable[[], None] | None = None) -> StepReply:
+        if meanwhile is not None:
+            meanwhile()
         if self.error is not None:
             raise self.error
         assert self.reply is not None
@@ -431,7 +433,7 @@ class EdgeSession:
         try:
             if pending is not None:
                 try:
-                    return _result(pending, meanwhile)
+                    return pending.result(meanwhile)
                 except IsthmusError as error:
                     if "keep" not in header or isinstance(error, SessionLost):
                         raise
@@ -467,7 +469,7 @@ class EdgeSession:
     ) -> StepReply:
         self._asked = True
         if self.branch:
-            return _result(self.begin(header, tensors, 0), meanwhile)
+            return self.begin(header, tensors, 0).result(meanwhile)
         _add_layouts(header, tensors)
         fork = None if self._fork is None or self.number else (self._fork[0].id, self._fork[1])
         if meanwhile is None:
@@ -523,16 +525,6 @@ class EdgeSession:
         drop(self)
         if self._asked:
             self.link.close(self.id)
-
-
-def _result(pending: Pending, meanwhile: Callable[[], None] | None) -> StepReply:
-    try:
-        if meanwhile is not None:
-            meanwhile()
-    except BaseException:
-        pending.cancel(Cancelled("the step was given up"))
-        raise
-    return pending.result()
 
 
 def _add_layouts(header: dict[str, Any], tensors: list[torch.Tensor]) -> None:

@@ -148,7 +148,7 @@ class _Steps:
             )
 
         try:
-            self._client.requests.make_step(pack, CUT, Stamps(), self._client.until(20.0))
+            self._client.requests.begin_step(pack, CUT, Stamps(), self._client.until(20.0)).result()
         except IsthmusError as error:
             self._hear(type(error).__name__)
             return False

@@ -74,8 +74,9 @@ class Sent:
         """Whether its answer has come."""
         return self._answer.done() and (self._answer.exception() or self._answer.result()[1] < time.perf_counter())
 
-    def result(self) -> StepReply:
+    def result(self, meanwhile: Callable[[], None] = lambda: None) -> StepReply:
         """Its answer, when that has come."""
+        meanwhile()
         reply, comes = self._answer.result()
         time.sleep(max(0.0, comes - time.perf_counter()))
         return reply

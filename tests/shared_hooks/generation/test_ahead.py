@@ -60,7 +60,7 @@ def breaking(link: InProcess, dice: random.Random, seen: Counter[str]) -> None:
         def __init__(self, error: Exception) -> None:
             self.error = error
 
-        def result(self) -> Any:
+        def result(self, meanwhile: Any = None) -> Any:
             raise self.error
 
         def cancel(self, why: Exception) -> None:
