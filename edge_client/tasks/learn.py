@@ -111,12 +111,6 @@ class Learned(Tabular):
     def chosen(self) -> CodecLoss:
         return next(one for one in self.losses if one.codec == self.codec)
 
-    @property
-    def best_other(self) -> CodecLoss | None:
-        """The untrained codec with the fewest bytes, among those within the allowed loss."""
-        others = [one for one in self.losses if not one.codec.startswith(PREFIX) and one.loss <= self.max_loss]
-        return min(others, key=lambda one: one.bytes_up, default=None)
-
     def title(self) -> str:
         one = self.chosen
         return (

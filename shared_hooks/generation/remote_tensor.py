@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
@@ -88,16 +88,6 @@ class Memory:
     """What a remote tensor and its views share. ``writes``: the number of writes to any of them."""
 
     writes = 0
-
-
-class Supply(Protocol):
-    """What a running tail knows of remote tensors."""
-
-    resumed: bool
-    """Whether the cut has been reached: remote tensors that are read from then on are computed."""
-    sent: dict[Origin, torch.Tensor]
-    views: list[tuple[torch.Tensor, int]]
-    """Views of what was sent, and their versions, which are not shared here."""
 
 
 class RemoteTensor(Dataless):

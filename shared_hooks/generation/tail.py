@@ -33,7 +33,7 @@ class Learned(BaseException):
 
 
 class Tail:
-    """Runs one forward from the cut (a `Runner`, and a `Supply` for remote tensors).
+    """Runs one forward from the cut (a `Runner`).
 
     ``arrive`` is called at the cut with the cut module's arguments and returns its result. ``modules``: those of the
     `WrappedModel` whose observers see it.

@@ -599,24 +599,6 @@ class Measurement:
         )
 
 
-def measure_decoding(
-    model: nn.Module,
-    model_id: str,
-    side: Side,
-    *,
-    prompt: Prompt | None = None,
-    lengths: Sequence[int] = LENGTHS,
-    seconds: float = 20.0,
-) -> DecodingProfile:
-    """Run a `Measurement` for ``seconds``, at least three rounds."""
-    measurement = Measurement(model, model_id, side, prompt=prompt, lengths=lengths)
-    began, rounds = time.monotonic(), 0
-    while rounds < LEAST_ROUNDS or time.monotonic() - began < seconds:
-        measurement.round()
-        rounds += 1
-    return measurement.result()
-
-
 def fitting_lengths(model: nn.Module, lengths: Sequence[int]) -> list[int]:
     """Return the lengths that leave positions for a reply. Raises SpecError if there are none."""
     most = longest(model)

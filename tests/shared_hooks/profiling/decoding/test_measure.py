@@ -8,10 +8,11 @@ from torch import nn
 
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.profiling.decoding import (
+    LEAST_ROUNDS,
+    DecodingProfile,
     Measurement,
     blocks_of,
     fitting_lengths,
-    measure_decoding,
     weights_bytes,
     words_at_random,
 )
@@ -27,6 +28,13 @@ LISTS = {
 }
 
 
+def measured(model: nn.Module, name: str) -> DecodingProfile:
+    measurement = Measurement(model, name, "edge", lengths=(8, 32))
+    for _ in range(LEAST_ROUNDS):
+        measurement.round()
+    return measurement.result()
+
+
 @pytest.mark.parametrize("name", LISTS)
 def test_blocks_are_the_decoders_own(name: str) -> None:
     model = make(name)
@@ -37,7 +45,7 @@ def test_blocks_are_the_decoders_own(name: str) -> None:
 
 def test_a_llama_is_known_to_the_byte() -> None:
     model = make("llama")
-    profile = measure_decoding(model, "llama", "edge", lengths=(8, 32), seconds=0)
+    profile = measured(model, "llama")
     embeddings, norm = 120 * 32 * 4, 32 * 4
     assert (profile.before.weights_bytes, profile.after.weights_bytes) == (embeddings, embeddings + norm)
     assert (profile.words, profile.word_bytes, profile.lengths) == (120, 4, (8, 32))
@@ -50,7 +58,7 @@ def test_a_llama_is_known_to_the_byte() -> None:
 
 
 def test_a_recurrent_state_does_not_grow() -> None:
-    profile = measure_decoding(make("mamba"), "mamba", "edge", lengths=(8, 32), seconds=0)
+    profile = measured(make("mamba"), "mamba")
     assert profile.blocks[0].state_bytes.slope == 0
     assert profile.blocks[0].state_bytes.fixed > 0
 
@@ -76,7 +84,7 @@ def test_prompts_are_drawn_alike_every_time() -> None:
 
 def test_models_that_are_not_called_step_by_step_are_refused() -> None:
     with pytest.raises(SpecError, match="has no generate"):
-        measure_decoding(nn.Linear(2, 2), "linear", "edge")
+        Measurement(nn.Linear(2, 2), "linear", "edge")
 
 
 def test_a_model_without_blocks_is_refused() -> None:
