@@ -260,7 +260,9 @@ class _Iterator(Probe):
     def now(self) -> Any:
         with contextlib.suppress(Exception):
             return repr(self.value.__reduce__())
-        return repr(self.value)
+        # from Python 3.14 on most of itertools cannot be read: then it may have advanced at any time
+        shown = repr(self.value)
+        return object() if " object at 0x" in shown else shown
 
 
 _IN_MEMORY = (io.StringIO, io.BytesIO)

@@ -11,6 +11,7 @@ import io
 import itertools
 import queue
 import random
+import sys
 import tempfile
 import threading
 import types
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused
+from shared_hooks.state import PythonState
 from shared_hooks.state.probes import MAX_BYTES, probe_of
 
 Step = Callable[[Any], float]
@@ -236,3 +238,42 @@ def test_a_view_that_was_given_back_is_none() -> None:
     assert probe is not None
     view.release()
     probe.restore(probe.now())
+
+
+def test_an_iterator_that_cannot_be_read_may_have_advanced_at_any_time() -> None:
+    """As most of itertools from Python 3.14 on."""
+
+    class Cycle:
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            return 1
+
+        def __reduce__(self) -> Any:
+            raise TypeError("cannot pickle 'itertools.cycle' object")
+
+    Cycle.__module__ = "itertools"
+
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cycle = Cycle()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * next(self.cycle)
+
+    state = PythonState(Holds())
+    assert not state.is_same and not state.looks_same
+    assert [change.name for change in state.changes()] == state.unrepeatable == [probe for probe, *_ in state.probes]
+
+
+@pytest.mark.parametrize("value", [itertools.count(3), itertools.repeat(2), iter([1, 2]), itertools.cycle([1, 2])])
+def test_an_iterator_that_can_be_read_is_the_same_until_it_advances(value: Iterator[int]) -> None:
+    model = nn.Linear(1, 1)
+    model.held = value  # type: ignore[assignment]
+    state = PythonState(model)
+    readable = type(value) is not itertools.cycle or sys.version_info < (3, 14)
+    assert state.is_same is readable
+    next(value)
+    assert state.is_same is (type(value) is itertools.repeat)
