@@ -217,7 +217,7 @@ def test_traces_of_a_prompt_are_found() -> None:
     ids = torch.tensor([[0, 0, 0, 0, 91, 17, 44, 203, 8, 120]])
     embedding = nn.Embedding(256, 32)
     rows = embedded(embedding, ids)
-    noise = os.urandom(1000)
+    noise = os.urandom(999) + b"\0"  # a last byte of 91 would make a run of ids with what follows
 
     def found(data: bytes) -> int:
         return len(traces([noise, data], ids, rows))
