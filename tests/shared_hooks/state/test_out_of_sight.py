@@ -273,7 +273,8 @@ def test_an_iterator_that_can_be_read_is_the_same_until_it_advances(value: Itera
     model = nn.Linear(1, 1)
     model.held = value  # type: ignore[assignment]
     state = PythonState(model)
-    readable = type(value) is not itertools.cycle or sys.version_info < (3, 14)
+    # from 3.12 on reading it warns, which is an error in these tests, and from 3.14 on it cannot be read
+    readable = type(value) is not itertools.cycle or sys.version_info < (3, 12)
     assert state.is_same is readable
     next(value)
     assert state.is_same is (type(value) is itertools.repeat)
