@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,14 @@ from studies.attacks.corpus import KEEPER, READER, Recording, record
 WATCH = ("watchdog.py", "threading.py", "contextlib.py")
 
 
+def _at_a_lock(frame: FrameType) -> bool:
+    """Whether this line takes or releases a lock: between a block's last line and the release, which has the line of
+    the ``with``, nothing comes in earnest.
+    """
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return text.startswith("with ") and "lock" in text
+
+
 @contextmanager
 def ended_at(target: Target, number: int) -> Iterator[list[str]]:
     """`Overtime` comes at the ``number``-th line that runs where it may come; the place is told."""
@@ -37,7 +46,9 @@ def ended_at(target: Target, number: int) -> Iterator[list[str]]:
         if swallows or frame.f_code.co_filename.endswith(("weakref.py", "_weakrefset.py")):
             return None  # Python swallows what is raised there; in earnest it is raised again
         if frame.f_code.co_filename.endswith(WATCH):
-            return None  # between the last line of a block with a lock and the lock's release nothing comes in earnest
+            return None
+        if _at_a_lock(frame):
+            return line
         if event == "line" and until.get(thread, float("inf")) != float("inf") and not places:
             left -= 1
             if left < 0:
