@@ -58,9 +58,9 @@ class SessionLink:
     ) -> StepReply:
         """Make the ``number``-th step of a session, which the caller numbers from 0; the first one opens it.
 
-        ``header``: JSON-able. ``fork``: the session begins as a copy of that one after so many steps. ``meanwhile``: it
-        is called while the server computes, as is the check that the model is unchanged; an error of theirs is raised
-        in place of the answer.
+        ``header``: JSON-able. ``fork``: (session, steps) that this session continues from. ``meanwhile``: called while
+        the server computes, after the check that the model is unchanged; an error of either is raised in place of the
+        answer.
         """
 
         def check() -> None:

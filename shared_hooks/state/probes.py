@@ -9,6 +9,7 @@ import contextvars
 import functools
 import gc
 import importlib
+import inspect
 import io
 import queue
 import random
@@ -243,14 +244,15 @@ class _SimpleQueue(Probe):
 
 
 class _Generator(Probe):
-    """A generator or iterator, which cannot be rewound."""
+    """A generator, which cannot be rewound."""
 
     only_advances = True
     can_be_undone = False
 
     def now(self) -> Any:
-        frame = getattr(self.value, "gi_frame", None)
-        return None if frame is None else frame.f_lasti
+        state = inspect.getgeneratorstate(self.value)
+        # between two values it may have advanced at any time: Python does not show what it iterates over
+        return state if state in (inspect.GEN_CREATED, inspect.GEN_CLOSED) else object()
 
 
 class _Iterator(Probe):
@@ -258,11 +260,27 @@ class _Iterator(Probe):
     can_be_undone = False
 
     def now(self) -> Any:
+        return _position(self.value)
+
+
+_CALLS = type(iter(int, 1))
+"""Its position is its function's."""
+
+
+def _position(value: Any, depth: int = 6) -> Any:
+    """Return where an iterator is, with those that it reads from, comparable.
+
+    If Python does not show that (most of itertools from 3.14 on), it may have advanced at any time: unequal to all.
+    """
+    if type(value) is tuple:
+        return tuple([_position(one, depth) for one in value])
+    if not isinstance(value, Iterator):
+        return repr(value)
+    if depth and type(value) is not _CALLS:
         with contextlib.suppress(Exception):
-            return repr(self.value.__reduce__())
-        # from Python 3.14 on most of itertools cannot be read: then it may have advanced at any time
-        shown = repr(self.value)
-        return object() if " object at 0x" in shown else shown
+            return _position(value.__reduce__(), depth - 1)
+    shown = repr(value)
+    return object() if " object at 0x" in shown or type(value) is _CALLS else shown
 
 
 _IN_MEMORY = (io.StringIO, io.BytesIO)

@@ -3,7 +3,7 @@
 ``python -m studies.benchmarks.echo_server REQUEST SIZE ...``; a size of 0 stands for the messages as they came. With
 ``--tail NETWORK LAYER_ID`` before that it computes a network's layers from there on, with a frontier of its own, before
 it answers: what an echo takes between a head and a tail, whose work has emptied the caches. ``--decoder NETWORK BLOCK
-TOKENS`` computes one token's blocks from there on and its logits, for texts of so many tokens.
+TOKENS`` computes the blocks from there on and the logits of one token, and begins a new text after TOKENS.
 """
 
 from __future__ import annotations
