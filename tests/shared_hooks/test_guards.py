@@ -84,16 +84,18 @@ def test_poison_is_found_where_it_lies() -> None:
     assert not remains([{"a": (1, "b")}]) and not remains(1)
 
 
-def test_a_generator_is_at_its_step() -> None:
+def test_a_generator_is_where_it_was_only_before_its_first_value_and_after_its_last() -> None:
     steps = (number for number in range(3))
     probe = probe_of(steps)
     assert probe is not None
-    at = [probe.now()]
-    for _ in range(2):
-        next(steps)
-        at.append(probe.now())
-    assert at[0] != at[1] and at[0] is not None
-    assert list(steps) == [2] and probe.now() is None
+    unstarted = probe.now()
+    assert probe.now() == unstarted
+    next(steps)
+    between = probe.now()
+    assert between != unstarted and probe.now() != between
+    assert list(steps) == [1, 2]
+    ended = probe.now()
+    assert probe.now() == ended and ended != unstarted
 
 
 def test_settings_that_a_run_leaves_are_seen_and_put_back() -> None:
