@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +78,14 @@ class TestAnswers:
             answered = time.perf_counter_ns()
             assert reply is not None and opened - asked <= reply.durations.queue_ns <= answered - before
             assert 0 <= reply.durations.receive_ns <= asked - before
+
+    def test_a_machine_that_has_just_started(self, core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The clock of a machine is near 0, which as a time of sending means that the client does not know it."""
+        monkeypatch.setattr("cloud_server.requests.request.time", SimpleNamespace(perf_counter_ns=lambda: 10**9))
+        client = CoreClient(core)
+        client.ask(1, b"a")
+        reply = client.answer(1).reply
+        assert reply is not None and reply.durations.receive_ns == 0
 
     def test_two_workers_compute_at_a_time(self) -> None:
         gate = Gate()
