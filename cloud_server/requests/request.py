@@ -187,7 +187,7 @@ class Request:
         self.began_ns = time.perf_counter_ns()
         self.complete_ns = self.began_ns
         sent_ns = frame.sent_ns
-        earliest = max(0, self.began_ns - MOST_UNDER_WAY_NS)  # 0 means unknown, also soon after this machine has started
+        earliest = max(0, self.began_ns - MOST_UNDER_WAY_NS)  # 0: unknown, also where the clock is young
         self.sent_ns = sent_ns if earliest < sent_ns < self.began_ns else self.began_ns
         """When its client sent the first byte, by this machine's clock, as far as that is known."""
         self.payload = memoryview(b"")
