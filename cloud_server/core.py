@@ -27,7 +27,7 @@ from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.sharing import Holding, Party, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, giving_way
 
 log = logging.getLogger("cloud_server")
 
@@ -128,7 +128,7 @@ class Core:
             self._make_place(caller)
             session = StreamSession(self, caller, self._left, brief)
             self._sessions.add(session)
-            self._places.add(Party(caller.account), 1)
+            self._places.add(Owner(caller.account), 1)
         self.lifecycle.emit(Stage.AFTER_CONNECT, peer=caller.peer)
         return session
 
@@ -136,7 +136,7 @@ class Core:
         """Make room for one more stream by ending the least useful one if all are taken. Raises ServerUnavailable."""
         if self._places.has_room(1):
             return
-        busy, newcomer, most = self.requests.outlets(), Party(caller.account), self.limits.max_clients
+        busy, newcomer, most = self.requests.outlets(), Owner(caller.account), self.limits.max_clients
         gone = giving_way(self._places, newcomer, 1, [self._holding(one, one in busy) for one in self._sessions])
         if gone is None:
             raise ServerUnavailable(
@@ -160,13 +160,13 @@ class Core:
         busy, silent = busy or session.has_mail, session.silent_seconds
         usefulness = (busy, session.is_greeted, -silent)
         is_idle = not busy and silent > self.limits.idle_seconds
-        return Holding(session, Party(session.caller.account), 1, usefulness, is_idle)
+        return Holding(session, Owner(session.caller.account), 1, usefulness, is_idle)
 
     def _discard(self, session: StreamSession) -> None:
         """Release the place of a stream. The caller holds the lock."""
         if session in self._sessions:
             self._sessions.remove(session)
-            self._places.remove(Party(session.caller.account), 1)
+            self._places.remove(Owner(session.caller.account), 1)
 
     def _left(self, session: StreamSession, reason: str) -> None:
         """Called when a stream is gone; its place is released after hooks have run."""
@@ -246,10 +246,10 @@ class Core:
             self._check_time(request)
         self._check_queue(request)
         residence, put = request.engine.residence, partial(self._put, request)
-        cut = "" if request.crossing is None or request.turn is not None else request.crossing.layer_name
+        cut = "" if request.crossing is None or request.step_task is not None else request.crossing.layer_name
         enter = put if residence is None else partial(residence.enter, request.caller.account, put, cut)
-        if request.turn is not None:
-            return self._line_up(request, request.turn.step, enter, put)
+        if request.step_task is not None:
+            return self._line_up(request, request.step_task.step, enter, put)
         if not request.is_file:
             return enter()
         # decoded by another process: no worker waits for it
@@ -268,7 +268,7 @@ class Core:
     ) -> Callable[[], None]:
         """Let a step of a decoding session wait for earlier steps that are in progress."""
         deferred = Deferred()
-        waits, given_up = self.decoding.line_up(request.party, step, partial(deferred.go, enter, instead=put))
+        waits, given_up = self.decoding.line_up(request.owner, step, partial(deferred.go, enter, instead=put))
         deferred.before = given_up
         if waits:
             return deferred.leave

@@ -23,14 +23,14 @@ from shared_hooks import Parcel
 from shared_hooks.errors import BadFrame, Disagreement, ServerUnavailable, SessionLost, StepOutOfOrder, TooLarge
 from shared_hooks.generation import Link
 from shared_hooks.generation.together import Outcome
-from shared_hooks.sharing import Holding, Party, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, giving_way
 
 __all__ = [
     "REASONS",
     "Sessions",
     "Step",
+    "StepTask",
     "Taken",
-    "Turn",
 ]
 
 
@@ -79,8 +79,8 @@ class Session:
     used: float = field(default_factory=time.monotonic)
 
     @property
-    def party(self) -> Party:
-        return Party(*self.key[:2])
+    def owner(self) -> Owner:
+        return Owner(*self.key[:2])
 
     def is_early(self, step: Step) -> bool:
         """Return whether steps before this one are in progress and must finish first. The caller holds the lock."""
@@ -116,41 +116,41 @@ class SessionQuota:
         self.memory = Shares(limits.max_sessions_bytes)
 
     def add(self, session: Session) -> None:
-        self.number.add(session.party, 1)
-        self.memory.add(session.party, session.nbytes)
+        self.number.add(session.owner, 1)
+        self.memory.add(session.owner, session.nbytes)
 
     def remove(self, session: Session) -> None:
-        self.number.remove(session.party, 1)
-        self.memory.remove(session.party, session.nbytes)
+        self.number.remove(session.owner, 1)
+        self.memory.remove(session.owner, session.nbytes)
 
     def resize(self, session: Session, nbytes: int) -> None:
         """Records that the session holds ``nbytes`` now."""
-        self.memory.add(session.party, nbytes - session.nbytes)
+        self.memory.add(session.owner, nbytes - session.nbytes)
         session.nbytes = nbytes
 
-    def room(self, party: Party, number: int, nbytes: int, others: Iterable[Session]) -> dict[Session, str]:
+    def room(self, owner: Owner, number: int, nbytes: int, others: Iterable[Session]) -> dict[Session, str]:
         """Picks sessions of ``others`` to evict, each with the bound that was met, to make room for ``number`` sessions
-        and ``nbytes`` of ``party``.
+        and ``nbytes`` of ``owner``.
 
         Raises ServerUnavailable, naming the bound, where none may be evicted.
         """
         gone: dict[Session, str] = {}
-        for bound, shares, amount, of_memory in self._bounds(party, number, nbytes):
+        for bound, shares, amount, of_memory in self._bounds(owner, number, nbytes):
             if shares.has_room(amount):
                 continue
-            holdings = [self._holding(one, one.nbytes if of_memory else 1, party) for one in others]
-            give = giving_way(shares, party, amount, holdings)
+            holdings = [self._holding(one, one.nbytes if of_memory else 1, owner) for one in others]
+            give = giving_way(shares, owner, amount, holdings)
             if give is None:
                 raise ServerUnavailable(
                     f"no room for decoding sessions: {shares.total} {'bytes' if of_memory else 'of them'} are held, "
-                    f"{shares.account(party.account)} by this account; {bound} is {shares.limit}"
+                    f"{shares.account(owner.account)} by this account; {bound} is {shares.limit}"
                 )
             gone |= dict.fromkeys(give, f"{bound} is {shares.limit}")
         return gone
 
-    def _bounds(self, party: Party, number: int, nbytes: int) -> Iterator[tuple[str, Shares, int, bool]]:
+    def _bounds(self, owner: Owner, number: int, nbytes: int) -> Iterator[tuple[str, Shares, int, bool]]:
         """Yields (name of a bound, current shares, amount requested, whether that is bytes)."""
-        limits, account = self._limits, party.account
+        limits, account = self._limits, owner.account
         if number:
             own = self.number.of(account, limits.max_sessions_per_account)
             yield "max_sessions_per_account", own, number, False
@@ -161,14 +161,14 @@ class SessionQuota:
             yield "max_sessions_bytes_per_account", own, nbytes, True
         yield "max_sessions_bytes", self.memory, nbytes, True
 
-    def _holding(self, session: Session, amount: int, newcomer: Party) -> Holding[Session]:
+    def _holding(self, session: Session, amount: int, newcomer: Owner) -> Holding[Session]:
         """Return what a session holds, for eviction: the least recently used goes first.
 
         Sessions of the client that needs room may go whenever no step of theirs is in progress; those of the account's
         other clients, which would only be built again, once they have been idle for a while.
         """
-        is_idle = not session.busy and (session.party == newcomer or session.idle_seconds > self._limits.idle_seconds)
-        return Holding(session, session.party, amount, None if session.busy else (session.used,), is_idle)
+        is_idle = not session.busy and (session.owner == newcomer or session.idle_seconds > self._limits.idle_seconds)
+        return Holding(session, session.owner, amount, None if session.busy else (session.used,), is_idle)
 
 
 # What a request wants from a decoding session.
@@ -235,7 +235,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepTask:
     """Computes a step: from header and payload to the answer. ``begin`` and ``end`` do the same in two halves, between
     which it is computed with others (`Engine.step_batching`).
     """
@@ -276,15 +276,15 @@ class Sessions:
         """The bytes that all sessions hold."""
         return self._quota.memory.total
 
-    def turn(self, engine: Engine, party: Party, step: Step, link: Link | None = None) -> Turn:
+    def task(self, engine: Engine, owner: Owner, step: Step, link: Link | None = None) -> StepTask:
         """Return what a worker does with the step's header and payload. ``link``: to the next server of a chain, if
         there is one.
         """
-        run, begin = partial(self.run, engine, party, step, link=link), partial(self.begin, engine, party, step)
-        return Turn(step, run, begin, self.end)
+        run, begin = partial(self.run, engine, owner, step, link=link), partial(self.begin, engine, owner, step)
+        return StepTask(step, run, begin, self.end)
 
     def run(
-        self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview, link: Link | None = None
+        self, engine: Engine, owner: Owner, step: Step, header: bytes, payload: memoryview, link: Link | None = None
     ) -> Computed:
         """Compute the step, or close its session. In the middle of a chain the result has `Computed.rest`, still to be
         done.
@@ -292,7 +292,7 @@ class Sessions:
         Raises SessionLost, StepOutOfOrder, Disagreement (another model or cut), TooLarge, ServerUnavailable without
         room, and what the engine raises.
         """
-        key = (*party, step.session)
+        key = (*owner, step.session)
         if step.close:
             self._close(key)
             return _nothing()
@@ -311,11 +311,11 @@ class Sessions:
         self._stepped(session, computed)
         return computed
 
-    def begin(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Taken:
+    def begin(self, engine: Engine, owner: Owner, step: Step, header: bytes, payload: memoryview) -> Taken:
         """Run the first half of `run`, up to where the step is computed with others. `end` must follow in
         any case.
         """
-        session = self._session(engine, (*party, step.session), step)
+        session = self._session(engine, (*owner, step.session), step)
         with self._stepping(session):
             assert session.handle is not None and engine.step_batching is not None
             return Taken(session, engine.step_batching.begin(session.handle, header, payload))
@@ -327,14 +327,14 @@ class Sessions:
         self._stepped(taken.session, computed)
         return computed
 
-    def line_up(self, party: Party, step: Step, go: Callable[[], object]) -> tuple[bool, Callable[[], None]]:
+    def line_up(self, owner: Owner, step: Step, go: Callable[[], object]) -> tuple[bool, Callable[[], None]]:
         """Register a step before it waits for a worker.
 
         Returns whether it must wait for earlier steps that are in progress, and a function to call if it is given up.
         ``go`` is called once they are done; if they fail, the step is refused with the reason.
         """
         with self._lock:
-            session = self._sessions.get((*party, step.session))
+            session = self._sessions.get((*owner, step.session))
             if session is None or step.close:
                 return False, _nothing_waits
             number = next(_numbers)
@@ -410,17 +410,17 @@ class Sessions:
 
     def _open(self, engine: Engine, key: Key, step: Step, link: Link | None) -> Session:
         """Return a new session, or a copy of one, marked busy."""
-        party = Party(*key[:2])
+        owner = Owner(*key[:2])
         with self._lock:
             if key in self._sessions:
                 raise StepOutOfOrder(f"{self._sessions[key]} cannot be opened: it is there")
-            parent = self._known(engine, (*party, step.fork_of), step) if step.fork_of else None
+            parent = self._known(engine, (*owner, step.fork_of), step) if step.fork_of else None
             if parent is not None and parent.steps != step.fork_step:
                 raise StepOutOfOrder(f"a copy of {parent} after {step.fork_step} steps: it has done {parent.steps}")
             if parent is not None:
                 parent.busy = True  # nor is it evicted
             try:
-                gone = self._room(party, 1, parent.nbytes if parent else 0)
+                gone = self._room(owner, 1, parent.nbytes if parent else 0)
             except BaseException:
                 if parent is not None:
                     parent.busy = False
@@ -456,7 +456,7 @@ class Sessions:
             if not session.dropped:
                 self._quota.resize(session, computed.session_bytes)
                 try:
-                    closing = self._remove(self._room(session.party, 0, 0))
+                    closing = self._remove(self._room(session.owner, 0, 0))
                 except ServerUnavailable as error:
                     self._remove([Drop(session, f"its last step took too much: {error}", "room")])
             due = self._free(session, bool(computed.is_done))
@@ -494,9 +494,9 @@ class Sessions:
         for one in due:
             one.go()
 
-    def _room(self, party: Party, number: int, nbytes: int) -> list[Drop]:
-        """Pick what to evict for ``party``. The caller holds the lock. Raises ServerUnavailable."""
-        gone = self._quota.room(party, number, nbytes, self._sessions.values())
+    def _room(self, owner: Owner, number: int, nbytes: int) -> list[Drop]:
+        """Pick what to evict for ``owner``. The caller holds the lock. Raises ServerUnavailable."""
+        gone = self._quota.room(owner, number, nbytes, self._sessions.values())
         return [
             Drop(one, f"it was not used for longest, and there was no more room ({why})", "room")
             for one, why in gone.items()

@@ -78,7 +78,7 @@ class BatchedRequest(Protocol):
 
 def batched(request: Request) -> BatchedRequest:
     """Wrap the request as part of a batch of its kind."""
-    return _Tail(request) if request.turn is None else _Step(request)
+    return _Tail(request) if request.step_task is None else _Step(request)
 
 
 class _Tail:
@@ -94,7 +94,7 @@ class _Tail:
         request = self.request
         try:
             assert request.batching is not None and request.crossing is not None
-            with paid_by(*request.party):
+            with paid_by(*request.owner):
                 self._begun = request.batching.begin(
                     request.crossing, request.header, request.payload, request.want_metrics, request.end
                 )
@@ -141,10 +141,10 @@ class _Step:
     own_seconds = 0.0
 
     def __init__(self, request: Request) -> None:
-        assert request.turn is not None
+        assert request.step_task is not None
         self.request = request
         self.started_ns = time.perf_counter_ns()
-        self._turn = request.turn
+        self._turn = request.step_task
         self._taken: Taken | None = None
         self._outcome: Outcome[None] = Outcome(None, None, batch_size=1, meetings=0)
 
@@ -340,7 +340,7 @@ class Executor:
         try:
             # this worker serves no other request meanwhile, as during a rehearsal
             limited = self._watchdog.limited(self._limits.max_rehearsal_seconds)
-            with self._lifecycle.request(request.about), limited, paid_by(*request.party):
+            with self._lifecycle.request(request.about), limited, paid_by(*request.owner):
                 return request.batching.learn(request.crossing, request.end)
         except BaseException as error:
             log.warning("whether requests at %s may be batched: %s: %s", request.split, type(error).__name__, error)

@@ -5,8 +5,8 @@ core          model, connection, the server's greeting, requests at a given cut
 inputs        the arguments of infer, converted to a call
 answer        `Answer`, `Failure`
 call          a model's arguments; a server's reported load
-given         one input, from a file or from memory
-spoken        names of settings in messages; ways to run without a cut; parses sizes, rates, durations
+user_input    one input, from a file or from memory
+user_text        names of settings in messages; ways to run without a cut; parses sizes, rates, durations
 sources       where inputs come from: files, videos, cameras
 tracing       a trace for every request, for OpenTelemetry
 model_choice  which model, on what device

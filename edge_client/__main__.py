@@ -13,7 +13,7 @@ from typing import Final
 
 from edge_client import interrupts
 from edge_client.commands import common
-from edge_client.spoken import by_command
+from edge_client.user_text import by_command
 from shared_hooks.command_line import quiet_libraries
 
 ALONE: Final = ("run", "watch", "dashboard", "compare", "doctor", "hooks")

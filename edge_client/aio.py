@@ -269,7 +269,7 @@ class EdgeClient:
         """
         client = self.client
         fed = Fed(inputs, asyncio.get_running_loop()) if isinstance(inputs, AsyncIterable) else None
-        under_way: deque[Pending] = deque(maxlen=client.connection.of_a_run)
+        under_way: deque[Pending] = deque(maxlen=client.connection.max_pipelined)
         left = threading.Event()
 
         def begun(pending: Pending) -> None:

@@ -26,8 +26,8 @@ from edge_client.request import (
     in_order,
     work_of,
 )
-from edge_client.spoken import AUTO, CLOUD_FILE, EDGE_ONLY, LEAST
 from edge_client.transport import ConnectionOptions, Stamps, now_ns
+from edge_client.user_text import AUTO, CLOUD_FILE, EDGE_ONLY, LEAST
 from protos.isthmus.v1.split_pb2 import Hop
 from shared_hooks import codecs
 from shared_hooks.codecs.basis import Basis, Frames
@@ -460,8 +460,8 @@ class EdgeClient(ClientCore):
 
         answers = in_order(
             source,
-            self.connection.at_once,
-            self.connection.of_a_run if cut != AUTO else None,
+            self.connection.max_concurrent,
+            self.connection.max_pipelined if cut != AUTO else None,
             start=start,
             finish=Pending.result,
             cancel=lambda pending: pending.cancel("the iteration was left"),

@@ -18,9 +18,9 @@ from edge_client.choosing import chooser_of
 from edge_client.model_choice import ModelChoice
 from edge_client.request import Books, Cut, EdgeModel, Requests
 from edge_client.settings import chain_of
-from edge_client.spoken import check_seconds
 from edge_client.transport import Connection, ConnectionOptions, Counters, Stamps, State
 from edge_client.transport.wire import codecs_of
+from edge_client.user_text import check_seconds
 from edge_client.witness import check_share
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel, codecs
@@ -103,8 +103,8 @@ class ClientCore:
         self.requests = Requests(
             self._edge_model,
             self._connect,
-            at_once=connection.at_once,
-            of_a_run=connection.of_a_run,
+            max_concurrent=connection.max_concurrent,
+            max_pipelined=connection.max_pipelined,
             max_in_flight_bytes=connection.max_in_flight_bytes,
             metrics=metrics,
             max_answer_bytes=connection.max_answer_bytes,
@@ -231,7 +231,7 @@ class ClientCore:
     @property
     def max_in_flight(self) -> int:
         """The maximum number of concurrent single requests; a run of many may have more (`ConnectionOptions`)."""
-        return self.connection.at_once
+        return self.connection.max_concurrent
 
     @property
     def observers(self) -> tuple[str, ...]:

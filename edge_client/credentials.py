@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from edge_client.spoken import either
+from edge_client.user_text import either
 from shared_hooks.showing import short
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import grpc
 
 from edge_client.credentials import Credentials, read
-from edge_client.spoken import either
+from edge_client.user_text import either
 from shared_hooks.errors import Disagreement, IsthmusError, NotAuthenticated, SpecError
 
 # Why a connection fails, where TLS is the reason: a second handshake, made only for the diagnosis.

@@ -23,8 +23,8 @@ from edge_client.client import EdgeClient
 from edge_client.credentials import TOKEN, Credentials
 from edge_client.dial import context_of, dial, encrypted_to, is_loopback, why_not
 from edge_client.model_choice import ModelChoice
-from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import ConnectionOptions, options
+from edge_client.user_text import EDGE_ONLY
 from protos.isthmus.v1 import split_pb2
 from protos.isthmus.v1.split_pb2_grpc import SplitStub
 from shared_hooks import doctor
@@ -124,7 +124,7 @@ def _clear(server: str, credentials: Credentials) -> Iterator[Finding]:
     except OSError as error:
         head = str(error).encode()
     if len(head) == 9 and head[3] == _SETTINGS:
-        yield ok("http/2", "spoken")
+        yield ok("http/2", "user_text")
     else:
         yield wrong("http/2", f"{server} does not speak it", "is that the port of a cloud-server?")
 

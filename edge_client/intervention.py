@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from edge_client.request import Cut
-from edge_client.spoken import AUTO, CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.user_text import AUTO, CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks import WrappedModel
 from shared_hooks.config import raised
 from shared_hooks.errors import CutRefused, ModelFailed

@@ -21,8 +21,8 @@ from edge_client.call import Load
 from edge_client.credentials import Credentials
 from edge_client.dial import check_address, dial, why_not
 from edge_client.planning.link import Curve, Link, Speed, speed_of
-from edge_client.spoken import check_seconds
 from edge_client.transport import KeepAlive, options, wire
+from edge_client.user_text import check_seconds
 from protos import padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError, RemoteError, ServerUnavailable

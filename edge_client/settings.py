@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from edge_client.spoken import either
+from edge_client.user_text import either
 from shared_hooks.errors import SpecError
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from edge_client.spoken import either, option
+from edge_client.user_text import either, option
 from shared_hooks.errors import InputMismatch, SpecError, near
 from shared_hooks.frames import Frame, FrameId, Pixels
 

@@ -17,7 +17,6 @@ from edge_client.call import Call, Load
 from edge_client.core import ClientCore
 from edge_client.credentials import Credentials
 from edge_client.dial import dial
-from edge_client.given import Loaded, name_of
 from edge_client.planning.codecs import LEARNT, Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
@@ -27,8 +26,9 @@ from edge_client.process import local_server
 from edge_client.request import Books
 from edge_client.screen import counted
 from edge_client.screen import progress as bar
-from edge_client.spoken import EDGE_ONLY, option
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, wire
+from edge_client.user_input import Loaded, name_of
+from edge_client.user_text import EDGE_ONLY, option
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import (

@@ -151,7 +151,7 @@ class Runs:
             with Attempt(predicted_plan[0].trace, args, kwargs) as attempt:
                 return self._head_as(*predicted_plan, args, kwargs)
             assert attempt.failed
-            self._planner.not_so(args, kwargs)
+            self._planner.invalidate(args, kwargs)
             key = None  # the model has run
         for again in range(2):
             plans = self._planner.plans_for(args, kwargs, key) if not again else [self._plan(args, kwargs)]

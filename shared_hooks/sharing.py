@@ -20,7 +20,7 @@ MAX_USERS = 8
 """Maximum clients that an entry counts for: its earlier users may still use it, but no longer hold it."""
 
 
-class Party(NamedTuple):
+class Owner(NamedTuple):
     """A holder. ``client`` is its self-chosen name, of which it may have many; ``account`` its authenticated
     identity.
     """
@@ -38,26 +38,26 @@ class Shares:
         self._of: dict[str, dict[str, int]] = {}
         self._sums: dict[str, int] = {}
 
-    def add(self, party: Party, amount: int) -> None:
-        """Add ``amount``, which may be negative, to a party's holding. Does not check the bound; see `has_room`."""
+    def add(self, owner: Owner, amount: int) -> None:
+        """Add ``amount``, which may be negative, to a owner's holding. Does not check the bound; see `has_room`."""
         if amount < 0:
-            self.remove(party, -amount)
+            self.remove(owner, -amount)
         elif amount:
-            account, client = party
+            account, client = owner
             clients = self._of.setdefault(account, {})
             clients[client] = clients.get(client, 0) + amount
             self._sums[account] = self._sums.get(account, 0) + amount
             self.total += amount
 
-    def remove(self, party: Party, amount: int) -> None:
-        """Reduce a party's holding; a party without any is forgotten. Raises ValueError below 0."""
+    def remove(self, owner: Owner, amount: int) -> None:
+        """Reduce a owner's holding; a owner without any is forgotten. Raises ValueError below 0."""
         if not amount:
             return
-        account, client = party
+        account, client = owner
         clients = self._of.get(account, {})
         held = clients.get(client, 0) - amount
         if held < 0:
-            raise ValueError(f"{party} gives back {amount} and holds {held + amount}")
+            raise ValueError(f"{owner} gives back {amount} and holds {held + amount}")
         self.total -= amount
         self._sums[account] -= amount
         if held:
@@ -78,42 +78,42 @@ class Shares:
         """Return a copy of one account's holdings, against a limit of its own."""
         own = Shares(limit)
         for client, amount in self._of.get(account, {}).items():
-            own.add(Party(account, client), amount)
+            own.add(Owner(account, client), amount)
         return own
 
-    def client(self, party: Party) -> int:
-        return self._of.get(party.account, {}).get(party.client, 0)
+    def client(self, owner: Owner) -> int:
+        return self._of.get(owner.account, {}).get(owner.client, 0)
 
-    def fullest(self) -> Party | None:
+    def fullest(self) -> Owner | None:
         """Return the largest client of the largest account; None without holdings."""
         if not self._sums:
             return None
         account = max(self._sums, key=self._sums.__getitem__)
         clients = self._of[account]
-        return Party(account, max(clients, key=clients.__getitem__))
+        return Owner(account, max(clients, key=clients.__getitem__))
 
-    def parties(self) -> Iterator[tuple[Party, int]]:
+    def parties(self) -> Iterator[tuple[Owner, int]]:
         for account, clients in self._of.items():
             for client, amount in clients.items():
-                yield Party(account, client), amount
+                yield Owner(account, client), amount
 
 
 @dataclass(frozen=True)
 class Holding(Generic[T]):
     """An evictable holding.
 
-    ``usefulness``: of a party's holdings the least useful is evicted first; None: it cannot be evicted. ``is_idle``: it
+    ``usefulness``: of a owner's holdings the least useful is evicted first; None: it cannot be evicted. ``is_idle``: it
     waits for its client, which is inactive.
     """
 
     thing: T
-    party: Party
+    owner: Owner
     amount: int
     usefulness: tuple[float, ...] | None
     is_idle: bool = False
 
 
-def giving_way(shares: Shares, newcomer: Party, amount: int, holdings: Iterable[Holding[T]]) -> list[T] | None:
+def giving_way(shares: Shares, newcomer: Owner, amount: int, holdings: Iterable[Holding[T]]) -> list[T] | None:
     """Return what to evict so that ``newcomer`` can have ``amount``; None if it is denied, and nothing is evicted.
 
     First what is idle in the newcomer's own account; then holdings of the largest account, while the newcomer's is
@@ -121,15 +121,15 @@ def giving_way(shares: Shares, newcomer: Party, amount: int, holdings: Iterable[
     """
     left = sorted((one for one in holdings if one.usefulness is not None and one.amount), key=_least_useful)
     accounts: Counter[str] = Counter()
-    clients: Counter[Party] = Counter()
+    clients: Counter[Owner] = Counter()
     """Evictions, by client."""
     gone: list[T] = []
 
     def heavy(one: Holding[T]) -> tuple[int, int, int] | None:
         """Return how much this one's side holds; None if it need not be evicted."""
-        account = shares.account(one.party.account) - accounts[one.party.account]
-        client = shares.client(one.party) - clients[one.party]
-        if one.party.account != newcomer.account:
+        account = shares.account(one.owner.account) - accounts[one.owner.account]
+        client = shares.client(one.owner) - clients[one.owner]
+        if one.owner.account != newcomer.account:
             own = shares.account(newcomer.account) - accounts[newcomer.account] + amount
             return (1, account, client) if account > own else None
         if one.is_idle:
@@ -145,8 +145,8 @@ def giving_way(shares: Shares, newcomer: Party, amount: int, holdings: Iterable[
             return None
         one = left.pop(-best[1])
         gone.append(one.thing)
-        accounts[one.party.account] += one.amount
-        clients[one.party] += one.amount
+        accounts[one.owner.account] += one.amount
+        clients[one.owner] += one.amount
         short -= one.amount
     return gone
 
@@ -159,14 +159,14 @@ class SharedCache(Generic[K, V]):
     """A cache bounded by number and total size.
 
     Each entry counts for its latest users. Beyond a bound, the largest holder loses its least recently used entry; an
-    entry without holders is dropped. So a party with ever new entries evicts its own.
+    entry without holders is dropped. So a owner with ever new entries evicts its own.
     """
 
     def __init__(self, most: int, most_bytes: float) -> None:
         """``most_bytes``: of the sizes passed to `put`, in any unit."""
         self._kept: dict[K, tuple[V, int]] = {}
-        self._users: dict[K, list[Party]] = {}
-        self._used: dict[Party, OrderedDict[K, None]] = {}
+        self._users: dict[K, list[Owner]] = {}
+        self._used: dict[Owner, OrderedDict[K, None]] = {}
         self._most, self._most_bytes = most, most_bytes
         self._numbers, self._sizes = Shares(most), Shares(most_bytes)
         self.nbytes = 0
@@ -178,33 +178,33 @@ class SharedCache(Generic[K, V]):
     def __contains__(self, key: object) -> bool:
         return key in self._kept
 
-    def get(self, key: K, party: Party) -> V | None:
-        """Return the entry of this key, which then counts for ``party``, too."""
+    def get(self, key: K, owner: Owner) -> V | None:
+        """Return the entry of this key, which then counts for ``owner``, too."""
         found = self._kept.get(key)
         if found is None:
             return None
-        self._claim(key, party)
+        self._claim(key, owner)
         return found[0]
 
-    def put(self, key: K, value: V, size: int, party: Party) -> None:
+    def put(self, key: K, value: V, size: int, owner: Owner) -> None:
         """Keep an entry, replacing the key's old one; at least until the next call."""
         self.drop(key)
         self._kept[key] = value, size
         self._users[key] = []
         self.nbytes += size
-        self._claim(key, party)
+        self._claim(key, owner)
         while len(self._kept) > 1 and (len(self._kept) > self._most or self.nbytes > self._most_bytes):
             shares = self._numbers if len(self._kept) > self._most else self._sizes
             fullest = shares.fullest()
             if fullest is None or self._oldest(fullest) == key:  # the newest is not evicted for older ones
-                others = (party for party in self._used if self._oldest(party) != key)
-                fullest = max(others, key=lambda party: (shares.account(party.account), shares.client(party)))
+                others = (owner for owner in self._used if self._oldest(owner) != key)
+                fullest = max(others, key=lambda owner: (shares.account(owner.account), shares.client(owner)))
             self._disclaim(self._oldest(fullest), fullest)
 
     def drop(self, key: K) -> None:
         """Drop an entry; an unknown key is ignored."""
-        for party in list(self._users.get(key, ())):
-            self._disclaim(key, party)
+        for owner in list(self._users.get(key, ())):
+            self._disclaim(key, owner)
 
     def keys(self) -> list[K]:
         return list(self._kept)
@@ -216,35 +216,35 @@ class SharedCache(Generic[K, V]):
         for key in self.keys():
             self.drop(key)
 
-    def _oldest(self, party: Party) -> K:
-        return next(iter(self._used[party]))
+    def _oldest(self, owner: Owner) -> K:
+        return next(iter(self._used[owner]))
 
-    def _claim(self, key: K, party: Party) -> None:
+    def _claim(self, key: K, owner: Owner) -> None:
         users = self._users[key]
-        mine = self._used.setdefault(party, OrderedDict())
+        mine = self._used.setdefault(owner, OrderedDict())
         if key not in mine:
             mine[key] = None
-            users.append(party)
-            self._count(key, party, add=True)
+            users.append(owner)
+            self._count(key, owner, add=True)
             if len(users) > MAX_USERS:
                 self._disclaim(key, users[0])
-        elif users[-1] != party:
-            users.remove(party)
-            users.append(party)
+        elif users[-1] != owner:
+            users.remove(owner)
+            users.append(owner)
         mine.move_to_end(key)
 
-    def _disclaim(self, key: K, party: Party) -> None:
-        self._count(key, party, add=False)
-        mine = self._used[party]
+    def _disclaim(self, key: K, owner: Owner) -> None:
+        self._count(key, owner, add=False)
+        mine = self._used[owner]
         del mine[key]
         if not mine:
-            del self._used[party]
-        self._users[key].remove(party)
+            del self._used[owner]
+        self._users[key].remove(owner)
         if not self._users[key]:
             del self._users[key]
             self.nbytes -= self._kept.pop(key)[1]
 
-    def _count(self, key: K, party: Party, add: bool) -> None:
+    def _count(self, key: K, owner: Owner, add: bool) -> None:
         size = self._kept[key][1]
         for shares, amount in ((self._numbers, 1), (self._sizes, size)):
-            (shares.add if add else shares.remove)(party, amount)
+            (shares.add if add else shares.remove)(owner, amount)

@@ -27,11 +27,11 @@ from torch import nn
 from torch.nn import functional
 
 from edge_client.calibrating.study import STEPS, Study
-from edge_client.given import Given, Loaded, given, labelled, load
 from edge_client.model_choice import ModelChoice
 from edge_client.tasks.leakage import leakage
 from edge_client.tasks.learn import Learned, learn
 from edge_client.tasks.subject import subject_of
+from edge_client.user_input import Given, Loaded, given, labelled, load
 from shared_hooks.codecs import RAW, register
 from shared_hooks.crossing import EarlyOutput, books_of
 from shared_hooks.models.digits.train import as_tensors, distort, load_images

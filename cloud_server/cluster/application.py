@@ -26,7 +26,7 @@ from ray.serve.exceptions import RayServeException
 
 from cloud_server.arguments import parser
 from cloud_server.cluster import front, passport
-from cloud_server.cluster.census import Place
+from cloud_server.cluster.census import ReplicaPlace
 from cloud_server.cluster.front import Front
 from cloud_server.cluster.replica import PENDING, Replica
 from cloud_server.config import ServerConfig, configure
@@ -115,7 +115,7 @@ class Tails:
         gc.freeze()  # the process belongs to this replica and its model stays loaded: later collections skip it
 
     def place(self, with_metrics: bool = False) -> Mapping[str, Any]:
-        """`census.Place`."""
+        """`census.ReplicaPlace`."""
         return self._replica.place(with_metrics)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -248,14 +248,16 @@ class RayFinder:
     def groups(self) -> Sequence[str]:
         return list(self._handles)
 
-    def find(self, group: str, session: str) -> Place:
+    def find(self, group: str, session: str) -> ReplicaPlace:
         """Return the replica for ``session``. Raises ServerUnavailable."""
         try:
-            return Place.of(self._handles[group].options(session_id=session).place.remote().result(timeout_s=SECONDS))
+            return ReplicaPlace.of(
+                self._handles[group].options(session_id=session).place.remote().result(timeout_s=SECONDS)
+            )
         except _FAILURES as error:
             raise ServerUnavailable(f"no replica of {group} answers: {_line(error)}") from error
 
-    def all(self, group: str, metrics: bool) -> list[Place]:
+    def all(self, group: str, metrics: bool) -> list[ReplicaPlace]:
         """Return all replicas that answer."""
         try:
             requested = self._handles[group].broadcast("place", metrics)
@@ -263,7 +265,7 @@ class RayFinder:
         except _FAILURES as error:
             log.debug("%s: %s", group, _line(error))
             return []
-        return [Place.of(one) for one in reported if not isinstance(one, BaseException)]
+        return [ReplicaPlace.of(one) for one in reported if not isinstance(one, BaseException)]
 
 
 def _line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ReplicaPlace:
     """Where a replica is, as it reports through Ray."""
 
     replica: str
@@ -34,7 +34,7 @@ class Place:
     """In Prometheus's text format, if requested."""
 
     @classmethod
-    def of(cls, reported: Mapping[str, Any]) -> Place:
+    def of(cls, reported: Mapping[str, Any]) -> ReplicaPlace:
         return cls(**{**reported, "models": tuple((id, weights) for id, weights in reported["models"])})
 
 
@@ -46,11 +46,11 @@ class Finder(Protocol):
         """Groups of replicas that serve the same, older versions of a model first."""
         ...
 
-    def find(self, group: str, session: str) -> Place:
+    def find(self, group: str, session: str) -> ReplicaPlace:
         """Return the replica for ``session``. Raises ServerUnavailable."""
         ...
 
-    def all(self, group: str, metrics: bool) -> list[Place]:
+    def all(self, group: str, metrics: bool) -> list[ReplicaPlace]:
         """Return all replicas that can be reached now."""
         ...
 
@@ -62,7 +62,7 @@ class Census:
         """``looked``: called after each check with whether there is any replica, and whether some came or went."""
         self._finder = finder
         self._looked = looked
-        self._places: dict[str, list[Place]] = {}
+        self._places: dict[str, list[ReplicaPlace]] = {}
         self._answering: frozenset[str] = frozenset()
         """The groups of which a replica has answered."""
         self._closed = threading.Event()

@@ -35,7 +35,7 @@ from shared_hooks.lifecycle import Lifecycle
 LABEL = "replica"
 
 
-class Together(Collector):
+class MergedMetrics(Collector):
     """Merges metrics. ``sources``: returns (name, metrics in Prometheus's text format) of each source, now."""
 
     def __init__(self, sources: Callable[[], Iterable[tuple[str, str]]]) -> None:
@@ -218,5 +218,5 @@ class Front:
             yield from self._census.metrics()
 
         registry = CollectorRegistry()
-        registry.register(Together(sources_of_metrics))
+        registry.register(MergedMetrics(sources_of_metrics))
         page.serve(registry)

@@ -27,7 +27,7 @@ from cloud_server.access import (
     hash_of,
     read_identities,
 )
-from cloud_server.cluster.census import Place
+from cloud_server.cluster.census import ReplicaPlace
 from cloud_server.config import ServerConfig
 from cloud_server.limits import NEVER
 from shared_hooks.errors import AccessRefused, NotAuthenticated, SpecError
@@ -205,7 +205,7 @@ def private_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def channel(place: Place) -> grpc.Channel:
+def channel(place: ReplicaPlace) -> grpc.Channel:
     """Return a channel to a replica, with a connection for every stream, so that none waits behind another."""
     options: list[tuple[str, int | str]] = [
         ("grpc.use_local_subchannel_pool", 1),

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError, Message
 
 from cloud_server import wire
 from cloud_server.access import Caller
-from cloud_server.cluster.census import Census, Finder, Place
+from cloud_server.cluster.census import Census, Finder, ReplicaPlace
 from cloud_server.cluster.passport import channel, counted, stamp
 from cloud_server.inference import Held
 from cloud_server.limits import Limits
@@ -33,7 +33,7 @@ from protos import FACTS_WANTED, frames
 from protos.inference import inference_pb2 as pb
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable
-from shared_hooks.sharing import Holding, Party, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, giving_way
 
 # The calls that a front forwards: their maximum number, which belong elsewhere, and which are in flight.
 
@@ -51,7 +51,7 @@ class ProxiedCall:
         """``cancel`` ends the client's call, from any thread, without informing it."""
         self.group = group
         self.session = session
-        self.party = Party(caller.account)
+        self.owner = Owner(caller.account)
         self.beat = beat
         """How often its client hears something while it waits, in seconds; infinity: only answers. None: it cannot be
         asked to leave.
@@ -84,7 +84,7 @@ class ProxiedCall:
     def holding(self, idle_seconds: float) -> Holding[ProxiedCall]:
         """Return a call, for eviction: those whose client does not fetch go first, the longest first."""
         is_idle = self.is_sending and time.monotonic() - self.since > idle_seconds
-        return Holding(self, self.party, 1, (not self.is_sending, self.since), is_idle)
+        return Holding(self, self.owner, 1, (not self.is_sending, self.since), is_idle)
 
     def end(self, error: IsthmusError) -> None:
         """End it. Thread-safe."""
@@ -122,7 +122,7 @@ class ProxiedCalls:
             gone: list[ProxiedCall] | None = []
             if not self._places.has_room(1):
                 holdings = [one.holding(self._idle_seconds) for one in self._stays]
-                gone = giving_way(self._places, stay.party, 1, holdings)
+                gone = giving_way(self._places, stay.owner, 1, holdings)
             if gone is None:
                 raise ServerUnavailable(
                     f"{len(self._stays)} calls are handed on here, as many as can be: try again later"
@@ -130,9 +130,9 @@ class ProxiedCalls:
             for one in gone:
                 self._forget(one)
             self._stays.add(stay)
-            self._places.add(stay.party, 1)
+            self._places.add(stay.owner, 1)
         for one in gone:
-            log.info("a call of %s gives up its place", one.party.account, extra={"account": one.party.account})
+            log.info("a call of %s gives up its place", one.owner.account, extra={"account": one.owner.account})
             one.give_up(ServerUnavailable("its place was needed: its account has the most here, or it was idle"))
         try:
             yield
@@ -144,7 +144,7 @@ class ProxiedCalls:
         """Release the place. The caller holds the lock."""
         if stay in self._stays:
             self._stays.remove(stay)
-            self._places.remove(stay.party, 1)
+            self._places.remove(stay.owner, 1)
 
     def rebalance(self, *, moved: bool) -> None:
         """At every check: if replicas have come or gone (``moved``), ask clients that belong to another replica to
@@ -353,7 +353,7 @@ class Relay:
             self._auth.refuse(method, context, error)
 
     @contextmanager
-    def _to(self, stay: ProxiedCall, caller: Caller) -> Iterator[tuple[Place, Any]]:
+    def _to(self, stay: ProxiedCall, caller: Caller) -> Iterator[tuple[ReplicaPlace, Any]]:
         """The replica of the call's session, and a channel to it that is up; another one if it cannot be reached and
         nothing is counted there. Raises ServerUnavailable.
         """
@@ -481,8 +481,8 @@ class InferenceRelay:
             model = _model_of(data)
             answers = self._forward_call(INFER, model, caller, iter([data]), context)
             del data
-            party = Party(caller.account, caller.peer)
-            with closing(answers), self._held.hold(party, context.cancel) as hold:
+            owner = Owner(caller.account, caller.peer)
+            with closing(answers), self._held.hold(owner, context.cancel) as hold:
                 for answer in answers:
                     hold.more(len(answer))
                     yield answer

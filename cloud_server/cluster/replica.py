@@ -66,7 +66,7 @@ class Replica:
         self._server.start()
 
     def place(self, with_metrics: bool = False) -> Mapping[str, Any]:
-        """`census.Place` as plain values. It contains the secret with which a front may call here for any account."""
+        """`census.ReplicaPlace` as plain values, with the secret by which a front may call here for any account."""
         return {
             "replica": self._name,
             "address": self._address,

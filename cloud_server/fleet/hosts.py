@@ -19,7 +19,7 @@ from shared_hooks import devices
 from shared_hooks.errors import ModelFailed, SpecError
 from shared_hooks.models import pick_device
 from shared_hooks.profiling.machine import kind
-from shared_hooks.sharing import Holding, Party, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, giving_way
 
 # Which models give up their weights when others are wanted and memory is full.
 #
@@ -165,7 +165,7 @@ def _next(
             Holding(one, holders[id(one)], one.nbytes[device], (one.used,), own and holders[id(one)].account == account)
             for one in free
         ]
-        found = giving_way(shares, Party(account), nbytes, holdings)
+        found = giving_way(shares, Owner(account), nbytes, holdings)
         if found:
             return found
     mine = shares.account(account)
@@ -177,7 +177,7 @@ def _next(
     return sorted(over, key=lambda one: one.arrived)[:1]
 
 
-def _holders(here: Sequence[Resident[T]], device: str, now: float) -> dict[int, Party]:
+def _holders(here: Sequence[Resident[T]], device: str, now: float) -> dict[int, Owner]:
     """Return the account that each model counts for: of its recent users the one with the least, so that sharing costs
     nothing.
     """
@@ -186,7 +186,7 @@ def _holders(here: Sequence[Resident[T]], device: str, now: float) -> dict[int, 
     for one in sorted(here, key=lambda one: len(one.recent(now))):
         account = min(sorted(one.recent(now)), key=holds.__getitem__, default="")
         holds[account] += one.nbytes[device]
-        found[id(one)] = Party(account)
+        found[id(one)] = Owner(account)
     return found
 
 

@@ -47,7 +47,7 @@ from shared_hooks.errors import (
     near,
 )
 from shared_hooks.lifecycle import Event
-from shared_hooks.sharing import Holding, Party, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, giving_way
 from shared_hooks.tensors import dtype_named
 from shared_hooks.version import __version__
 
@@ -63,8 +63,8 @@ class Hold:
     blocking.
     """
 
-    def __init__(self, held: Held, party: Party, leave: Callable[[], object]) -> None:
-        self.party = party
+    def __init__(self, held: Held, owner: Owner, leave: Callable[[], object]) -> None:
+        self.owner = owner
         self.leave = leave
         self.nbytes = 0
         self.since = time.monotonic()
@@ -90,9 +90,9 @@ class Held:
         self._shares = Shares(limit)
         self._holds: dict[Hold, None] = {}
 
-    def hold(self, party: Party, leave: Callable[[], object]) -> Hold:
+    def hold(self, owner: Owner, leave: Callable[[], object]) -> Hold:
         """Return a `Hold` that holds nothing yet."""
-        return Hold(self, party, leave)
+        return Hold(self, owner, leave)
 
     @property
     def nbytes(self) -> int:
@@ -105,8 +105,8 @@ class Held:
         gone: list[Hold] = []
         with self._lock:
             if not self._shares.has_room(nbytes):
-                others = [Holding(one, one.party, one.nbytes, (one.since,)) for one in self._holds if one is not hold]
-                found = giving_way(self._shares, hold.party, nbytes, others)
+                others = [Holding(one, one.owner, one.nbytes, (one.since,)) for one in self._holds if one is not hold]
+                found = giving_way(self._shares, hold.owner, nbytes, others)
                 if found is None:
                     raise ServerUnavailable(
                         f"messages of {self._shares.total} bytes arrive or wait to be fetched; max_inference_bytes is "
@@ -115,7 +115,7 @@ class Held:
                 gone = found
                 for one in gone:
                     self._forget(one)
-            self._shares.add(hold.party, nbytes)
+            self._shares.add(hold.owner, nbytes)
             hold.nbytes += nbytes
             self._holds[hold] = None
         for one in gone:
@@ -128,7 +128,7 @@ class Held:
     def _forget(self, hold: Hold) -> None:
         if hold in self._holds:
             del self._holds[hold]
-            self._shares.remove(hold.party, hold.nbytes)
+            self._shares.remove(hold.owner, hold.nbytes)
             hold.nbytes = 0
 
 
@@ -169,7 +169,7 @@ class Asking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        key = (*self.party, self._id)
+        key = (*self.owner, self._id)
         if self._answered and kind is None:
             self._session.finish()
             for _ in self._frames:  # so that hooks see that the answer was sent
@@ -179,9 +179,9 @@ class Asking:
         self._session.disconnect()
 
     @property
-    def party(self) -> Party:
+    def owner(self) -> Owner:
         """The account and client that memory held for it is charged to."""
-        return Party(self.caller.account, self._client)
+        return Owner(self.caller.account, self._client)
 
     def refuse(self, error: IsthmusError) -> None:
         """End it with an error. Thread-safe."""

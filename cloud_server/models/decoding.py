@@ -24,7 +24,7 @@ from shared_hooks.generation import DecodingTail as OwnTail
 from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.generation.remote_tensor import STEP_BYTES
 from shared_hooks.generation.session import Message
-from shared_hooks.generation.together import Ended, Outcome, Together
+from shared_hooks.generation.together import Ended, Lockstep, Outcome
 from shared_hooks.lifecycle import Stage
 from shared_hooks.observers import transforms
 from shared_hooks.tensors.staging import to_device, wait
@@ -82,7 +82,7 @@ class DecodingTails:
         self.step_bytes = step_bytes
         self.bringing = bringing
         self._tails: dict[str, DecodingTail] = {}
-        self._together: Together | None = None
+        self._together: Lockstep | None = None
         self._lock = threading.Lock()
         self.closed = ""
         """Why none of its sessions can continue; empty while they can."""
@@ -124,7 +124,7 @@ class DecodingTails:
         """As `StepBatching.run`. The model's memory is checked once for all."""
         with self._lock:
             if self._together is None:
-                self._together = Together(self.wrapped.model)
+                self._together = Lockstep(self.wrapped.model)
         try:
             if len(calls) == 1 or any(tail.leaves for tail in self._tails.values() if isinstance(tail, OwnTail)):
                 # objects that each request creates for itself would be created per batch

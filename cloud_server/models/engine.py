@@ -343,7 +343,7 @@ class StepBatching(Protocol):
         ...
 
     def run(self, calls: Sequence[Callable[[], None]], ended: Ended) -> list[Outcome[None]]:
-        """Return the outcome of each call of a `Begun.run`, in order; ``ended``: see `Together.run`."""
+        """Return the outcome of each call of a `Begun.run`, in order; ``ended``: see `Lockstep.run`."""
         ...
 
 

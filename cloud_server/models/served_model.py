@@ -59,7 +59,7 @@ from shared_hooks.planning import OnlyPart
 from shared_hooks.profiling.machine import describe, kind
 from shared_hooks.profiling.profile import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
-from shared_hooks.sharing import Party, SharedCache
+from shared_hooks.sharing import Owner, SharedCache
 from shared_hooks.state import PythonState
 from shared_hooks.tail import Substitutes, payer
 from shared_hooks.tensors import View, flatten, held, tensors_in, unflatten
@@ -134,7 +134,7 @@ MOST = 65_536
 
 SHARE = 8
 
-Key = tuple[Party, str, int]
+Key = tuple[Owner, str, int]
 
 
 class KeptFrames:
@@ -149,9 +149,9 @@ class KeptFrames:
         self._kept: SharedCache[Key, Ring] = SharedCache(MOST, most_bytes)
         self._lock = threading.Lock()
 
-    def of(self, party: Party, cut_digest: str) -> Callable[[int], References]:
+    def of(self, owner: Owner, cut_digest: str) -> Callable[[int], References]:
         """Return the kept frames of one client and cut, by the number of the piece."""
-        return lambda piece: _Piece(self, (party, cut_digest, piece))
+        return lambda piece: _Piece(self, (owner, cut_digest, piece))
 
     @property
     def nbytes(self) -> int:

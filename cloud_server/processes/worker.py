@@ -53,7 +53,7 @@ from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import pick_device, set_threads
 from shared_hooks.modules.manifest import encode
-from shared_hooks.sharing import Party, SharedCache
+from shared_hooks.sharing import Owner, SharedCache
 from shared_hooks.tail import paid_by
 
 INLINE_BYTES = 64 << 10
@@ -64,7 +64,7 @@ MAX_TRACEBACK = 16 << 10
 """Most characters of a traceback in the server's log."""
 REFUSED_SECONDS = 60.0
 """How long a process with a share waits after a failure to load: rank 0 reports the reason and ends it."""
-SERVER = Party()
+SERVER = Owner()
 """The account that cuts are charged to here; the server knows the real one."""
 _CUDA_ERROR = "CUDA error"
 """After most of these errors (running out of memory has another name) a process can no longer use its device."""

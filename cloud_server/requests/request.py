@@ -12,7 +12,7 @@ from typing import Protocol
 
 from cloud_server import wire
 from cloud_server.access import Caller
-from cloud_server.decoding import Turn
+from cloud_server.decoding import StepTask
 from cloud_server.models import FILE, Batching, BatchKey, Computed, End, Engine, FileRead, inexact
 from cloud_server.scheduling import Payer, Task
 from protos.frames import ChunkFrame
@@ -21,7 +21,7 @@ from shared_hooks import Crossing
 from shared_hooks.crossing import read_header
 from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, TooLarge
 from shared_hooks.lifecycle import About
-from shared_hooks.sharing import Party
+from shared_hooks.sharing import Owner
 
 # The answer to a request: its result or its failure, and its request.
 
@@ -76,7 +76,7 @@ class Outlet(Protocol):
         ...
 
     @property
-    def party(self) -> Party:
+    def owner(self) -> Owner:
         """The account and client that memory held for the stream is charged to."""
         ...
 
@@ -143,20 +143,20 @@ class Request:
         engine: Engine,
         crossing: Crossing | None,
         frame: split_pb2.RequestHeader,
-        turn: Turn | None = None,
+        step_task: StepTask | None = None,
     ) -> None:
         """``crossing``: None for a request with an input file, and for a step of a decoding session, which has a
-        ``turn``.
+        ``step_task``.
         """
-        self.party = outlet.party
-        self.key: Key = (*self.party, frame.id)
+        self.owner = outlet.owner
+        self.key: Key = (*self.owner, frame.id)
         self.id = frame.id
         self.outlet: Outlet | None = outlet
         """The stream to answer on; None once it is gone, another one after a reconnect."""
         self.caller = outlet.caller
         self.engine = engine
         self.crossing = crossing
-        self.turn = turn
+        self.step_task = step_task
         self.about = about(frame, 0, engine, outlet)
         """For hooks; the core numbers it when the request is admitted."""
         self.suffix = frame.file.suffix
@@ -280,7 +280,7 @@ class Request:
     @property
     def is_file(self) -> bool:
         """Whether its payload is an input file."""
-        return self.crossing is None and self.turn is None
+        return self.crossing is None and self.step_task is None
 
     def read_file(self, max_bytes: int) -> None:
         """Decode the input file, if that needs no worker; an error is reported when the request is computed."""
@@ -306,8 +306,8 @@ class Request:
         return computed
 
     def _compute(self, max_bytes: int) -> Computed:
-        if self.turn is not None:
-            return self.turn.compute(self.header, self.payload)
+        if self.step_task is not None:
+            return self.step_task.compute(self.header, self.payload)
         if self.crossing is None:
             if self._unread is not None:
                 raise self._unread
@@ -319,8 +319,8 @@ class Request:
     @property
     def split(self) -> str:
         """The name of the cut."""
-        if self.turn is not None:
-            return self.turn.step.cut
+        if self.step_task is not None:
+            return self.step_task.step.cut
         return FILE if self.crossing is None else self.crossing.name
 
     @cached_property
@@ -333,7 +333,7 @@ class Request:
         task, key, batching = Task(self, self.payer), self.batch_key, self.batching
         if key is not None:
             task.batch_key, task.rows = key.key, key.rows
-            task.wanted_rows = 0 if self.turn is None else self.turn.step.together
+            task.wanted_rows = 0 if self.step_task is None else self.step_task.step.together
         if batching is not None and self.crossing is not None:
             task.compatible_keys, task.nbytes = batching.compatible_keys, self.crossing.storage_bytes
             task.seconds_left = partial(self.seconds_left, server_limit) if self.deadline_ms else None
@@ -348,10 +348,10 @@ class Request:
         """
         if self.observers:
             return None
-        if self.turn is None:
+        if self.step_task is None:
             batching = self.batching
             return None if batching is None or self.crossing is None else batching.batch_key(self.crossing, self.end)
-        step = self.turn.step
+        step = self.step_task.step
         if self.engine.step_batching is None or not step.together or step.close or step.number == 0 or step.route:
             return None
         if not self.header or max(self.payload_bytes, read_header(self.header)[1].raw_bytes) > wire.INLINE_BYTES:
@@ -366,7 +366,7 @@ class Request:
     @property
     def batching(self) -> Batching | None:
         """Computes the request together with others; None if it is computed alone."""
-        alone = not self.together or self.crossing is None or self.turn is not None
+        alone = not self.together or self.crossing is None or self.step_task is not None
         return None if alone else self.engine.batching
 
     @property

@@ -23,7 +23,7 @@ from protos.frames import HeadedReply, cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, ServerUnavailable, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.sharing import Holding, Party, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, giving_way
 
 # What a request is answered with: its result or its error, as frames.
 
@@ -114,7 +114,7 @@ class AnswerStore:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
-        self._of: dict[Party, OrderedDict[Key, None]] = {}
+        self._of: dict[Owner, OrderedDict[Key, None]] = {}
         self._numbers = Shares(limits.max_answers)
         self._bytes = Shares(limits.max_answer_bytes)
 
@@ -122,13 +122,13 @@ class AnswerStore:
         """Keep an answer, which may be no larger than the bound for all of them."""
         if answer.key in self._kept:
             self._remove(answer.key)
-        kept, party = _Kept(answer, time.monotonic() + self._limits.answer_seconds), Party(*answer.key[:2])
-        self._numbers.add(party, 1)
-        self._bytes.add(party, kept.size)
+        kept, owner = _Kept(answer, time.monotonic() + self._limits.answer_seconds), Owner(*answer.key[:2])
+        self._numbers.add(owner, 1)
+        self._bytes.add(owner, kept.size)
         while self._kept and not (self._numbers.has_room() and self._bytes.has_room()):
             self._make_room(self._bytes if self._numbers.has_room() else self._numbers)
         self._kept[answer.key] = kept
-        self._of.setdefault(party, OrderedDict())[answer.key] = None
+        self._of.setdefault(owner, OrderedDict())[answer.key] = None
 
     def send(self, answer: Answer, outlet: Outlet) -> None:
         """Queue an answer on a stream, whether it is kept or not."""
@@ -145,7 +145,7 @@ class AnswerStore:
 
     def left(self, outlet: Outlet) -> None:
         """Record that a stream is gone; what was queued on it is kept for a client that reconnects."""
-        for key in list(self._of.get(outlet.party, ())):
+        for key in list(self._of.get(outlet.owner, ())):
             self._leaves(self._kept[key], outlet)
 
     def get(self, key: Key) -> Answer | None:
@@ -192,7 +192,7 @@ class AnswerStore:
         why = f"the server keeps answers up to its limit ({bound}), and this client has most of them: fetch them sooner"
         fullest = shares.fullest()
         if fullest not in self._of:  # all it holds is the request being queued
-            fullest = max(self._of, key=lambda party: (shares.account(party.account), shares.client(party)))
+            fullest = max(self._of, key=lambda owner: (shares.account(owner.account), shares.client(owner)))
         mine = [self._kept[key] for key in self._of[fullest]]
         for kept in mine:
             if not kept.lines:
@@ -225,13 +225,13 @@ class AnswerStore:
                 self._remove(kept.answer.key)
 
     def _remove(self, key: Key) -> None:
-        kept, party = self._kept.pop(key), Party(*key[:2])
-        self._numbers.remove(party, 1)
-        self._bytes.remove(party, kept.size)
-        mine = self._of[party]
+        kept, owner = self._kept.pop(key), Owner(*key[:2])
+        self._numbers.remove(owner, 1)
+        self._bytes.remove(owner, kept.size)
+        mine = self._of[owner]
         del mine[key]
         if not mine:
-            del self._of[party]
+            del self._of[owner]
 
 
 # Whether there is room for one more request, and which requests are evicted to make room.
@@ -246,20 +246,20 @@ class Room:
         self.memory = Shares(limits.max_pending_bytes)
 
     def take(self, request: Request) -> None:
-        self.places.add(request.party, 1)
-        self.memory.add(request.party, request.held_bytes)
+        self.places.add(request.owner, 1)
+        self.memory.add(request.owner, request.held_bytes)
 
     def give_back(self, request: Request) -> None:
-        self.places.remove(request.party, 1)
-        self.memory.remove(request.party, request.held_bytes)
+        self.places.remove(request.owner, 1)
+        self.memory.remove(request.owner, request.held_bytes)
 
-    def check_client(self, party: Party, undelivered: int) -> None:
+    def check_client(self, owner: Owner, undelivered: int) -> None:
         """Raise ServerUnavailable if a client has no place left of its own.
 
         ``undelivered``: answers of its stream that it has not begun to fetch.
         """
         most = self._limits.max_in_flight
-        if self.places.client(party) + undelivered >= most:
+        if self.places.client(owner) + undelivered >= most:
             raise ServerUnavailable(
                 f"this client has {most} requests in flight, which is the limit (max_in_flight); answers that it has "
                 "not fetched count, too"
@@ -270,24 +270,24 @@ class Room:
 
         Raises ServerUnavailable, naming the limit, if none may be evicted. ``undelivered``: see `check_client`.
         """
-        self.check_client(request.party, undelivered)
+        self.check_client(request.owner, undelivered)
         gone: dict[Request, str] = {}
         for bound, shares, unit, weigh in self._bounds(request):
             amount = weigh(request)
             if shares.has_room(amount) or not shares.total:
                 continue
-            give = giving_way(shares, request.party, amount, [self._holding(one, weigh(one)) for one in live])
+            give = giving_way(shares, request.owner, amount, [self._holding(one, weigh(one)) for one in live])
             if give is None:
                 raise ServerUnavailable(
                     f"the server has no room: {shares.total} {unit} are on their way, "
-                    f"{shares.account(request.party.account)} of them of this account; {bound} is {shares.limit}"
+                    f"{shares.account(request.owner.account)} of them of this account; {bound} is {shares.limit}"
                 )
             gone |= dict.fromkeys(give, f"its place was needed ({bound} is {shares.limit})")
         return gone
 
     def _bounds(self, request: Request) -> Iterator[tuple[str, Shares, str, Callable[[Request], int]]]:
         """Yields (name of a limit, current shares, unit, what a request takes of it)."""
-        policy, account = request.caller.policy, request.party.account
+        policy, account = request.caller.policy, request.owner.account
         places, memory = ("requests", _one), ("bytes of requests", _size)
         if policy.max_in_flight:
             yield "max_in_flight of this identity", self.places.of(account, policy.max_in_flight), *places
@@ -310,7 +310,7 @@ class Room:
             usefulness = (2, -request.complete_ns)
         else:
             usefulness = None
-        return Holding(request, request.party, amount, usefulness, is_idle)
+        return Holding(request, request.owner, amount, usefulness, is_idle)
 
 
 def _one(_: Request) -> int:
@@ -451,7 +451,7 @@ class RequestTable:
         key = outlet.caller.account, outlet.client_id, id
         with self.lock:
             if key not in self._live and self._answers.get(key) is None:
-                self._room.check_client(outlet.party, outlet.undelivered)
+                self._room.check_client(outlet.owner, outlet.undelivered)
 
     def complete(self, request: Request, wait: Callable[[], Callable[[], None]]) -> None:
         """Let a request with a complete payload wait for a worker. ``wait`` queues it and returns a function that

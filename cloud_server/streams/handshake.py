@@ -20,7 +20,7 @@ from shared_hooks.errors import BadFrame, Disagreement, TooLarge, UnknownModel
 from shared_hooks.forward.context import excused
 from shared_hooks.modules import manifest
 from shared_hooks.modules.manifest import MAX_DIFFERENCES, MAX_LINE, MAX_NOTES, Comparison, compare
-from shared_hooks.sharing import Party, SharedCache
+from shared_hooks.sharing import Owner, SharedCache
 
 MAX_NAME = 256
 MAX_HELLO_BYTES = 64 << 10
@@ -175,7 +175,7 @@ class CrossingCache:
         """Held while a large description is decoded, which takes as much memory again as the result."""
         self._kept: SharedCache[str, Crossing] = SharedCache(limits.max_cuts, limits.max_cuts_bytes)
 
-    def add(self, digest: str, data: bytes, party: Party) -> Crossing:
+    def add(self, digest: str, data: bytes, owner: Owner) -> Crossing:
         """Decode and keep a description. Raises BadFrame if it is malformed or ``digest`` is not its own, and TooLarge.
 
         Clients share the entries, so the key is the digest of the bytes, not the one that the client claims.
@@ -185,23 +185,23 @@ class CrossingCache:
             raise TooLarge(f"a cut's description of {len(data)} bytes; {most}")
         if (real := digest_of(data)) != digest:
             raise BadFrame(f'cut: the digest {digest[:80]!r} is not that of its bytes, "{real}"')
-        known = self.get(digest, party)
+        known = self.get(digest, owner)
         if known is not None:
             return known
         with self._one_large if len(data) > LARGE else nullcontext():
             crossing = decode(data, self._limits.max_request_bytes, remember=False)
         with self._lock:
-            known = self._kept.get(digest, party)  # replaced by another stream meanwhile
+            known = self._kept.get(digest, owner)  # replaced by another stream meanwhile
             if known is None:
-                self._kept.put(digest, crossing, decoded_bytes(data) + crossing.working_bytes, party)
+                self._kept.put(digest, crossing, decoded_bytes(data) + crossing.working_bytes, owner)
             return known or crossing
 
-    def get(self, digest: str, party: Party) -> Crossing | None:
-        """Return the description with this digest, or None if it never came or was evicted. It counts for ``party``
+    def get(self, digest: str, owner: Owner) -> Crossing | None:
+        """Return the description with this digest, or None if it never came or was evicted. It counts for ``owner``
         from now on.
         """
         with self._lock:
-            return self._kept.get(digest, party)
+            return self._kept.get(digest, owner)
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._kept

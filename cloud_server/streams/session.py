@@ -40,7 +40,7 @@ from shared_hooks.errors import (
 )
 from shared_hooks.generation import Link
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.sharing import Party
+from shared_hooks.sharing import Owner
 
 # What all streams share, as seen by one stream.
 
@@ -289,14 +289,14 @@ class Uploads:
             self._check_cut(step.cut)
             self._engine.admit_step(frame.header, frame.payload_bytes, limit)
             link = self._hub.link_onward(self._engine, self._outlet.caller, frame.route) if frame.route else None
-            turn = self._hub.decoding.turn(self._engine, self._outlet.party, step, link)
-            return Request(self._outlet, self._engine, None, frame, turn)
+            step_task = self._hub.decoding.task(self._engine, self._outlet.owner, step, link)
+            return Request(self._outlet, self._engine, None, frame, step_task)
         if frame.HasField("file"):
             file = frame.file
             self._check_cut(FILE)
             self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
             return Request(self._outlet, self._engine, None, frame)
-        crossing = self._hub.crossings.get(frame.cut_digest, self._outlet.party)
+        crossing = self._hub.crossings.get(frame.cut_digest, self._outlet.owner)
         if crossing is None:
             raise Disagreement(f"no cut {frame.cut_digest[:80]!r} is held here; upload it, then ask again")
         self._check_cut("input" if crossing.layer_id < 0 else crossing.layer_name)
@@ -479,9 +479,9 @@ class StreamSession:
         self._room = 2 * hub.limits.max_in_flight + 64
 
     @property
-    def party(self) -> Party:
+    def owner(self) -> Owner:
         """The account and client that memory held for this stream is charged to."""
-        return Party(self.caller.account, self.client_id)
+        return Owner(self.caller.account, self.client_id)
 
     @property
     def is_over(self) -> bool:
@@ -568,7 +568,7 @@ class StreamSession:
     def _on_frame(self, frame: split_pb2.ClientFrame, uploads: Uploads) -> None:
         kind = frame.WhichOneof("frame")
         if kind == "cut":
-            self._hub.crossings.add(frame.cut.digest, frame.cut.data, self.party)
+            self._hub.crossings.add(frame.cut.digest, frame.cut.data, self.owner)
         elif kind == "request":
             self._on_request(request_of(frame.request), uploads)
         elif kind == "acknowledge":

@@ -115,7 +115,7 @@ class ActiveCalls:
 # sends its request is done in a moment, so the calls that stay are those that send nothing.
 
 
-class Place:
+class WaitingCall:
     """The place of one waiting call. ``error``: why it must end; None while it may stay."""
 
     def __init__(self, address: str, leave: Callable[[], object]) -> None:
@@ -137,11 +137,11 @@ class WaitingCalls:
         self._most = most
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._places: dict[Place, None] = {}  # oldest first
+        self._places: dict[WaitingCall, None] = {}  # oldest first
         self._of: Counter[str] = Counter()
 
     @contextmanager
-    def place(self, address: str, leave: Callable[[], object]) -> Iterator[Place]:
+    def place(self, address: str, leave: Callable[[], object]) -> Iterator[WaitingCall]:
         """Hold a place while the call waits. ``leave`` ends it, from any thread, and must not block."""
         mine = self.enter(address, leave)
         try:
@@ -149,9 +149,9 @@ class WaitingCalls:
         finally:
             self.leave(mine)
 
-    def enter(self, address: str, leave: Callable[[], object]) -> Place:
+    def enter(self, address: str, leave: Callable[[], object]) -> WaitingCall:
         """As `place`, without a block: `leave` must follow."""
-        mine = Place(address, leave)
+        mine = WaitingCall(address, leave)
         gone = None
         with self._lock:
             if len(self._places) >= self._most:
@@ -167,7 +167,7 @@ class WaitingCalls:
             )
         return mine
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: WaitingCall) -> None:
         """Release the place. Idempotent."""
         with self._lock:
             self._forget(place)
@@ -182,7 +182,7 @@ class WaitingCalls:
         for one in late:
             one.send_away(ServerUnavailable(f"no message came within {self._seconds:g} s"))
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, place: WaitingCall) -> None:
         if place in self._places:
             del self._places[place]
             self._of[place.address] -= 1

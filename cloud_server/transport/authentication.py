@@ -32,7 +32,7 @@ from cloud_server.access import (
     token_in,
 )
 from cloud_server.limits import Limits
-from cloud_server.transport.active_calls import ActiveCalls, Place, WaitingCalls
+from cloud_server.transport.active_calls import ActiveCalls, WaitingCall, WaitingCalls
 from protos import FACTS_WANTED
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Cancelled, Disagreement, IsthmusError, NotAuthenticated, SpecError, TooLarge
@@ -71,7 +71,7 @@ class Call:
     metadata: tuple[tuple[str, str | bytes], ...]
 
 
-class House(Protocol):
+class ServerContext(Protocol):
     """Serves the calls; implemented by `core.Core`."""
 
     @property
@@ -88,15 +88,15 @@ class House(Protocol):
 class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     """Authenticates every call of one server. ``register``: the known identities; None: all callers are allowed."""
 
-    def __init__(self, house: House, register: Register | None = None) -> None:
-        self._house = house
+    def __init__(self, server: ServerContext, register: Register | None = None) -> None:
+        self._server = server
         self._register = register or Register()
         self.active_calls = ActiveCalls(self._register)
         """The authenticated calls, shared with REST; they are watched here."""
         self._sending: dict[grpc.ServicerContext, float] = {}
         """When each call began to send its current message."""
         self._waiting = WaitingCalls(MAX_WAITING, MESSAGE_SECONDS)
-        self._uploading = WaitingCalls(house.limits.max_clients, house.limits.deadline_seconds)
+        self._uploading = WaitingCalls(server.limits.max_clients, server.limits.deadline_seconds)
         """Requests in a single message, which may be large."""
         self._closed = threading.Event()
 
@@ -107,7 +107,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         if call.method not in OPEN_TO_ALL and self._looks_at(call.metadata):
             self._register.check(Credentials(token_in(call.metadata), None, passport_in(call.metadata)))
         if call.method in BEGINS_WORK:
-            self._house.check_open()
+            self._server.check_open()
 
     def _looks_at(self, metadata: Any) -> bool:
         """Return whether callers must authenticate, or another server vouches for this one."""
@@ -141,7 +141,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         behaviour = getattr(handler, _kind(handler))
         listens = handler.response_streaming and method not in BEGINS_WORK
 
-        def one(incoming: Iterator[Any], context: grpc.ServicerContext, place: Place) -> Any:
+        def one(incoming: Iterator[Any], context: grpc.ServicerContext, place: WaitingCall) -> Any:
             if handler.request_streaming:
                 place.since = None
                 return incoming
@@ -214,7 +214,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
                 context.cancel()
 
     @contextmanager
-    def _placed(self, method: str, context: grpc.ServicerContext) -> Iterator[Place]:
+    def _placed(self, method: str, context: grpc.ServicerContext) -> Iterator[WaitingCall]:
         """Hold a place. If the call must end, this is logged and reported to hooks; its client sees a cancellation."""
         with self._waiting.place(Caller(context.peer()).address, context.cancel) as place:
             try:
@@ -252,7 +252,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
     def _report_refused(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> None:
         caller = self.active_calls.caller(context) or Caller(context.peer())
         with on_behalf_of(caller.account):
-            self._house.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
+            self._server.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
 
     def _admit(self, context: grpc.ServicerContext) -> None:
         names = names_in(context.auth_context()) if self._register.certificates else ()

@@ -231,7 +231,7 @@ class InferenceServicer:
             query, raw = asking.read(partial(read, data))
             result = self._inference.infer(asking, query, context.time_remaining())
             del data, query
-            with self._inference.held.hold(asking.party, context.cancel) as hold:
+            with self._inference.held.hold(asking.owner, context.cancel) as hold:
                 values = sum(one.count for one in result.outputs)
                 raw = raw or values > MAX_VALUES
                 hold.more(result.nbytes + (0 if raw else VALUE_BYTES * values))

@@ -15,7 +15,6 @@ from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.monitor import Check, Connect
 from edge_client.call import Call, Load
 from edge_client.core import ClientCore
-from edge_client.given import Loaded
 from edge_client.model_choice import Inputs
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
@@ -26,6 +25,7 @@ from edge_client.planning.predict import predict, watts_of
 from edge_client.probing import LinkProber, fetch_profile, probe
 from edge_client.screen import in_notebook
 from edge_client.survey import Gathered, Wanted, edge_profile, gather, measured_by_servers, probe_sizes, with_books
+from edge_client.user_input import Loaded
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import ModelSpec

@@ -19,15 +19,15 @@ from typing import Any, Final
 from edge_client.adaptive.beginning import AutoOptions, loaded_of
 from edge_client.call import Call
 from edge_client.core import ClientCore
-from edge_client.given import Loaded
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Constraints
 from edge_client.planning.predict import check_same_model
 from edge_client.probing import fetch_profile, probe
 from edge_client.screen import counted, in_notebook
 from edge_client.screen import progress as bar
-from edge_client.spoken import AUTO
 from edge_client.survey import Say, Wanted, edge_profile, probe_sizes
+from edge_client.user_input import Loaded
+from edge_client.user_text import AUTO
 from shared_hooks.errors import CutRefused, IsthmusError, QuotaExceeded, SpecError
 from shared_hooks.lifecycle import Stage
 from shared_hooks.profiling import profile as profiles

@@ -30,8 +30,8 @@ from edge_client.model_choice import Inputs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
 from edge_client.request import NOT_SERVED, Done, Position, Running, in_order
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.transport import Exchange, Stamps, State, now_ns
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import AccessRefused, Cancelled, CutRefused, SpecError
 from shared_hooks.lifecycle import Stage
 from shared_hooks.showing import summary_of

@@ -15,7 +15,7 @@ from edge_client.planning.link import FLOOR, Curve, Link, LinkEstimate, Tracker
 from edge_client.planning.objective import Candidate, Constraints, Objective, decide, undominated
 from edge_client.planning.partitioners import Partitioner, Situation
 from edge_client.planning.predict import Correction, Power, predict
-from edge_client.spoken import EDGE_ONLY
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput, Profile
 

@@ -15,7 +15,7 @@ from edge_client.benching.load import Ended, Shot, codecs_of
 from edge_client.benching.run import Benched, Terms, measured
 from edge_client.light import Heads, LightClient
 from edge_client.options import LightBenchOptions, LoadOptions
-from edge_client.spoken import option
+from edge_client.user_text import option
 from shared_hooks.errors import SpecError
 from shared_hooks.options import takes
 

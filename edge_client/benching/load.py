@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from edge_client.spoken import AUTO, CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
+from edge_client.user_text import AUTO, CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
 from shared_hooks.errors import SpecError, near
 
 # One request and its outcome.

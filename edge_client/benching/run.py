@@ -21,7 +21,7 @@ from edge_client.benching.results import FORMAT, KEPT, knee, render, step
 from edge_client.options import BenchOptions
 from edge_client.screen import Column, Row, Tabular, finite, fitted, printable
 from edge_client.screen import progress as bar
-from edge_client.spoken import check_seconds, option
+from edge_client.user_text import check_seconds, option
 from shared_hooks.errors import ServerUnavailable, SpecError
 
 # What a bench returns: the figures of each rate.

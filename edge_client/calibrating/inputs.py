@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_client.calibrating.outputs import Row
-from edge_client.given import Given, given, labelled
 from edge_client.planning.codecs import CodecLoss
 from edge_client.pruning.data import find
-from edge_client.spoken import option
+from edge_client.user_input import NamedInput, labelled, named_inputs
+from edge_client.user_text import option
 from shared_hooks.errors import SpecError, near
 
 Data = str | Path | Iterable[Any]
 """A folder or a glob of files; or inputs in memory, or pairs of one and its label."""
 
 
-def inputs_of(data: Data, labels: str | Path | None = None) -> list[Given]:
+def inputs_of(data: Data, labels: str | Path | None = None) -> list[NamedInput]:
     """Return every input once, with its label if it has one. Raises SpecError, InputMismatch."""
     if isinstance(data, (str, Path)):
         found = find(str(data), option("input"))
     else:
         items = list(data)
         pairs = bool(items) and all(_is_pair(one) for one in items)
-        found = labelled(items, option("input")) if pairs else given(items)
+        found = labelled(items, option("input")) if pairs else named_inputs(items)
     return found if labels is None else _with_labels(found, Path(labels))
 
 
@@ -36,9 +36,9 @@ def _is_pair(one: Any) -> bool:
     return isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], (str, int))
 
 
-def _with_labels(found: Sequence[Given], file: Path) -> list[Given]:
+def _with_labels(found: Sequence[NamedInput], file: Path) -> list[NamedInput]:
     known = _read(file)
-    used: dict[str, Given] = {}
+    used: dict[str, NamedInput] = {}
     made = []
     for one in found:
         names = [one.origin, one.name, one.file_name]

@@ -21,8 +21,8 @@ from typing import Any, Final
 from edge_client.calibrating import inputs
 from edge_client.calibrating.inputs import Tally
 from edge_client.calibrating.outputs import Compare, Row, comparer, kind_of
-from edge_client.given import Given, Loaded
 from edge_client.planning.codecs import DOMINATED, TOO_LOSSY, CutLosses, LossTable
+from edge_client.user_input import Loaded, NamedInput
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import CODECS, by_wire
 from shared_hooks.codecs.basis import Basis, Book
@@ -173,7 +173,7 @@ class Study:
     confidence: float = inputs.CONFIDENCE
     seconds: float | None = None
     """No input is begun after as many seconds."""
-    learnt: Sequence[Given] = ()
+    learnt: Sequence[NamedInput] = ()
     """Inputs that the codec "basis" is calibrated on, and that are not used for evaluation."""
     every_cut: bool = False
     every_codec: bool = False
@@ -201,7 +201,7 @@ class Study:
 
     def run(
         self,
-        items: Sequence[Given],
+        items: Sequence[NamedInput],
         on_progress: Callable[[Progress], None] = lambda one: None,
         state: State | None = None,
         on_input: Callable[[], None] = lambda: None,
@@ -246,7 +246,7 @@ class Study:
             at *= 4 if at < 64 else 2
         yield total
 
-    def _begin(self, items: Sequence[Given], state: State | None) -> None:
+    def _begin(self, items: Sequence[NamedInput], state: State | None) -> None:
         (args, kwargs), any_label = self._read(items[0]), any(one.truth is not None for one in items)
         whole = self._kept(run_plain(self.loaded.wrapped.model, *copied(args, kwargs)))
         self.kind = self.kind or kind_of(whole, self.loaded.spec, any_label)
@@ -256,12 +256,12 @@ class Study:
         if state is not None:
             self._restore(state)
 
-    def _read(self, item: Given) -> Call:
+    def _read(self, item: NamedInput) -> Call:
         device = self.loaded.wrapped.device
         args, kwargs = item.read(self.loaded.spec)
         return to_device(args, device), to_device(kwargs, device)
 
-    def _input(self, items: Sequence[Given], number: int, wanted: Sequence[tuple[_Cut, Tally]]) -> None:
+    def _input(self, items: Sequence[NamedInput], number: int, wanted: Sequence[tuple[_Cut, Tally]]) -> None:
         """Measure one input with those of ``wanted`` that have measured all inputs before it."""
         assert self._compare is not None
         item = items[number]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edge_client.credentials import Credentials
-from edge_client.spoken import AUTO
+from edge_client.user_text import AUTO
 
 if TYPE_CHECKING:
     from edge_client.choosing.chooser import Chooser

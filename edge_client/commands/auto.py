@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_client import spoken
+from edge_client import user_text
 from edge_client.adaptive import AutoClient, AutoOptions
 from edge_client.adaptive.beginning import begin
 from edge_client.call import Call
@@ -32,8 +32,8 @@ def constraints_of(options: argparse.Namespace) -> Constraints:
     memory, traffic = options.max_edge_memory, options.max_bytes_per_second
     codec = options.codec if options.leakage is None else named(options.codec)  # as tables name it
     return Constraints(
-        spoken.size("--max-edge-memory", memory) if memory else None,
-        spoken.size("--max-bytes-per-second", traffic) if traffic else None,
+        user_text.size("--max-edge-memory", memory) if memory else None,
+        user_text.size("--max-bytes-per-second", traffic) if traffic else None,
         options.rate,
         options.min_accuracy,
         bound_of(options.max_leakage, options.leakage, codec),

@@ -20,8 +20,8 @@ from edge_client.commands.hooks import configured
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.live import Dashboard
 from edge_client.screen import one_line, printable
-from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import ConnectionOptions
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models import InputItem, ModelSpec
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
-from edge_client.given import cut_for as cut_for
-from edge_client.given import cut_of as cut_of
-from edge_client.given import example_of as example_of
-from edge_client.given import find as find
-from edge_client.given import first_readable as first_readable
-from edge_client.given import load as load
 from edge_client.model_choice import ModelChoice
 from edge_client.screen import milliseconds
 from edge_client.sources import Files, Item, Source, Tally, open_source
-from edge_client.spoken import CLOUD_FILE
+from edge_client.user_input import cut_for as cut_for
+from edge_client.user_input import cut_of as cut_of
+from edge_client.user_input import example_of as example_of
+from edge_client.user_input import find as find
+from edge_client.user_input import first_readable as first_readable
+from edge_client.user_input import load as load
+from edge_client.user_text import CLOUD_FILE
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import Frame, FrameId, InputItem
 

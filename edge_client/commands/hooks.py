@@ -21,9 +21,9 @@ from edge_client.commands.report import table
 from edge_client.model_choice import ModelChoice
 from edge_client.screen import one_line, printable
 from edge_client.settings import NONE
-from edge_client.spoken import EDGE_ONLY
 from edge_client.tracing import Traces
 from edge_client.transport import ConnectionOptions
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.config import Table
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage

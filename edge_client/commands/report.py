@@ -15,8 +15,8 @@ from edge_client.commands.feed import Named, Pace
 from edge_client.screen import milliseconds, one_line, printable, size, tables
 from edge_client.screen import table as table
 from edge_client.sources import Tally
-from edge_client.spoken import CLOUD_FILE, EDGE_ONLY
 from edge_client.transport import Part, Times
+from edge_client.user_text import CLOUD_FILE, EDGE_ONLY
 from shared_hooks import ForwardMetrics, LayerMetrics
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading

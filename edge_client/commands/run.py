@@ -22,8 +22,8 @@ from edge_client.commands.report import Outcome, Report, check_witness
 from edge_client.commands.run_files import Kept, RunJournal
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.screen import milliseconds, one_line, printable, progress
-from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import ConnectionOptions, now_ns
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle.registry import is_default, lines
 from shared_hooks.metrics.sampler import throttling

@@ -28,8 +28,8 @@ from edge_client.generation import Conversation, SplitGenerator, Summary, TextSt
 from edge_client.generation.drafting import Assistant, Constant, Drafting, FirstLayers, Lookup, Measured, Source
 from edge_client.model_choice import ModelChoice
 from edge_client.screen import one_line, printable, table
-from edge_client.spoken import AUTO
 from edge_client.transport import ConnectionOptions
+from edge_client.user_text import AUTO
 from shared_hooks.errors import DeadlineExceeded, ModelFailed, SpecError, near
 from shared_hooks.showing import duration, size
 

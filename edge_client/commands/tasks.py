@@ -27,11 +27,11 @@ from edge_client.settings import NONE
 from shared_hooks.errors import CutRefused, HookRefused, SpecError
 
 if TYPE_CHECKING:
-    from edge_client.given import Loaded
     from edge_client.tasks.plan import Planned
     from edge_client.tasks.plan_generation import PlannedGeneration
     from edge_client.tasks.sweep import Swept
     from edge_client.tasks.verify import Verified
+    from edge_client.user_input import Loaded
     from edge_client.witness import Comparison
     from shared_hooks import LayerInfo
 

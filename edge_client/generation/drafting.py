@@ -19,7 +19,7 @@ from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
 from shared_hooks.generation.ahead import NextCall, foresight
-from shared_hooks.modules import attach, put_instead, running
+from shared_hooks.modules import attach, put_replacement, running
 
 __all__ = [
     "Assistant",
@@ -501,7 +501,7 @@ class Drafting:
             "_get_candidate_generator": drafting_candidates,
             "prepare_inputs_for_generation": drafting_inputs,
         }
-        self._stack.callback(put_instead(self._model, ours))
+        self._stack.callback(put_replacement(self._model, ours))
         return self
 
     def __exit__(

@@ -16,7 +16,7 @@ from torch import nn
 from edge_client.core import ClientCore
 from edge_client.generation.link import SessionLink
 from edge_client.generation.summary import Clock, Summary, criteria_with, prompt_length
-from edge_client.spoken import AUTO, WORDS
+from edge_client.user_text import AUTO, WORDS
 from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLayer, near
 from shared_hooks.generation import EdgeLink, SplitForward, StepRecord
 from shared_hooks.generation.cut import Cut, check_order

@@ -10,7 +10,7 @@ from contextvars import Context, copy_context
 from torch import nn
 
 from edge_client.generation.link import SessionLink
-from shared_hooks.generation.together import Outcome, Together
+from shared_hooks.generation.together import Lockstep, Outcome
 
 IN_HALVES = 8
 """The number of generations from which half of them run here while the server computes the other half."""
@@ -27,7 +27,7 @@ class SharedHeads:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         """``models``: copies with the same weights, one for each generation."""
-        self._together = Together(models[0], models[1:])
+        self._together = Lockstep(models[0], models[1:])
         self._changed = threading.Condition()
         self._waiting: list[_Head] = []
         self._expected: dict[TextHeads, float] = {}

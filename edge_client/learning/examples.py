@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge_client.given import Given, Loaded
+from edge_client.user_input import Loaded, NamedInput
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import Grain
 from shared_hooks.crossing import Crossing, EarlyOutput
@@ -85,7 +85,7 @@ class Examples:
 def examples_of(
     loaded: Loaded,
     cut: str,
-    items: Sequence[Given],
+    items: Sequence[NamedInput],
     on_input: Callable[[], None] = lambda: None,
     *,
     answers: bool = True,

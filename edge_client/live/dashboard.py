@@ -29,8 +29,8 @@ from edge_client.live import board
 from edge_client.live.board import RINGS, Aside, Board, Entry, reading
 from edge_client.planning.link import Speed, speed_of
 from edge_client.probing import LinkProber
-from edge_client.spoken import AUTO
 from edge_client.transport.times import TIME_ROWS
+from edge_client.user_text import AUTO
 from shared_hooks.errors import Cancelled, IsthmusError, SpecError
 from shared_hooks.lifecycle import Event
 from shared_hooks.metrics import Reading, Track, gpu_of

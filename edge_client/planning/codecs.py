@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.spoken import option
+from edge_client.user_text import option
 from shared_hooks import codecs
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.basis import Basis, Book, Frames

@@ -11,7 +11,7 @@ from typing import Any, Final
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import STAGES, Candidate, Decision, Objective
 from edge_client.screen import number
-from edge_client.spoken import CLOUD_ONLY, EDGE_ONLY
+from edge_client.user_text import CLOUD_ONLY, EDGE_ONLY
 
 Repredict = Callable[[Link, float, float], Sequence[Candidate]]
 """(link, edge factor, server factor) -> candidates; the factors multiply times."""

@@ -17,7 +17,7 @@ from edge_client.call import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate, Constraints, Decision, Objective, decide
 from edge_client.planning.predict import Power
-from edge_client.spoken import EDGE_ONLY
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.profiling import decoding

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
 from shared_hooks.codecs import by_wire
 from shared_hooks.errors import SpecError
 from shared_hooks.files import write_json

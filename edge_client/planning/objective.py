@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from edge_client.planning.leakage import LeakageBound
-from edge_client.spoken import CLOUD_FILE, either, option
+from edge_client.user_text import CLOUD_FILE, either, option
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.showing import short

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_client.planning.objective import Candidate, Constraints, Decision, Objective, decide
-from edge_client.spoken import option
+from edge_client.user_text import option
 from shared_hooks.config import looks_like_target, raised, resolve
 from shared_hooks.errors import IsthmusError, SpecError, near, near_path
 from shared_hooks.modules import call_parts

@@ -19,7 +19,7 @@ from edge_client.call import Load
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, FileInput, Profile, Quartiles

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge_client.given import Given, labelled, named
-from edge_client.spoken import option
+from edge_client.user_input import NamedInput, labelled, named
+from edge_client.user_text import option
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
 from shared_hooks.models import ModelSpec, find_inputs
 from shared_hooks.models.inputs import to_device
@@ -26,7 +26,7 @@ Data = str | Path | Iterable[Any]
 """A folder or a glob of files; or pairs of an input in memory and its label."""
 
 
-def find(folder: str, option: str) -> list[Given]:
+def find(folder: str, option: str) -> list[NamedInput]:
     """Return the input files of a folder (or glob), with their labels. Raises SpecError if there are none."""
     try:
         return named(find_inputs(folder))
@@ -34,7 +34,7 @@ def find(folder: str, option: str) -> list[Given]:
         raise SpecError(f"{option}: {error}") from error
 
 
-def separate(data: Data, calibration: Data | None) -> tuple[list[Given], list[Given]]:
+def separate(data: Data, calibration: Data | None) -> tuple[list[NamedInput], list[NamedInput]]:
     """Return (validation inputs, test inputs), without an input in both. Raises SpecError, InputMismatch.
 
     Without ``calibration`` every other input of each class is for validation, so that either half has all classes.
@@ -58,12 +58,16 @@ def separate(data: Data, calibration: Data | None) -> tuple[list[Given], list[Gi
     return chosen, judged
 
 
-def _all(data: Data, name: str) -> list[Given]:
+def _all(data: Data, name: str) -> list[NamedInput]:
     return find(str(data), name) if isinstance(data, (str, Path)) else labelled(data, name)
 
 
 def samples(
-    spec: ModelSpec, items: Sequence[Given], device: torch.device, batch: int, boxes: Mapping[str, list[Box]] | None
+    spec: ModelSpec,
+    items: Sequence[NamedInput],
+    device: torch.device,
+    batch: int,
+    boxes: Mapping[str, list[Box]] | None,
 ) -> list[Sample]:
     """Return the inputs as calls of the model, in batches of up to ``batch`` if every tensor is a batch of one of one
     shape.

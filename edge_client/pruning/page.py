@@ -17,13 +17,13 @@ from typing import Any, Final
 import torch
 
 from edge_client.client import EdgeClient
-from edge_client.given import Given
 from edge_client.model_choice import ModelChoice
 from edge_client.pages import counted, duration, stem
 from edge_client.pages import render as page_of
 from edge_client.process import local_server
 from edge_client.pruning.data import Judged, Trial
 from edge_client.screen import milliseconds, size
+from edge_client.user_input import NamedInput
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.inputs import to_device
 from shared_hooks.selection.capture import Sample, run
@@ -79,7 +79,7 @@ class Served:
         }
 
 
-def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[Given], choice: ModelChoice) -> list[Served]:
+def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[NamedInput], choice: ModelChoice) -> list[Served]:
     """Serve the ways in rounds, each once per round, so that none gains from warm-up.
 
     ``spec`` is that of ``choice``, which names the model by words.

@@ -19,8 +19,8 @@ from edge_client.call import Call
 from edge_client.inputs import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.request.ahead import Ahead, Frame, SentFrames, Way
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
 from shared_hooks.codecs import Codec
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Cut = int | str | tuple[int | str, ...]
-"""A layer's id or name, a word of `spoken`, or several: a branch cut."""
+"""A layer's id or name, a word of `user_text`, or several: a branch cut."""
 Books = tuple[Book | None, ...]
 """Books of the pieces that cross one cut (`shared_hooks.crossing.books_of`)."""
 CUTS: Final = 64

@@ -13,9 +13,9 @@ from edge_client.answer import Answer
 from edge_client.call import Call
 from edge_client.request.edge_model import Cut, EdgeModel
 from edge_client.request.sending import NOT_SERVED, Done, Position, Reports, Route, Running, Sender, restarted, settle
-from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import Connection, Exchange, Outgoing, ServerTimes, Stamps, Times, now_ns, wire
 from edge_client.transport.times import forward_metrics, layer_metrics
+from edge_client.user_text import EDGE_ONLY
 from edge_client.witness import Witness, Witnesses
 from shared_hooks.codecs import by_wire
 from shared_hooks.errors import Cancelled, CodecFailed, CutRefused, IsthmusError, PlanMismatch, ReferenceLost
@@ -29,14 +29,14 @@ LEAVES_SECONDS: Final = 0.0003
 
 
 class Steps:
-    """One client's generation steps. ``at_once``: the maximum number in progress after their heads. Thread-safe."""
+    """One client's generation steps. ``max_concurrent``: how many may be in progress after their heads. Thread-safe."""
 
-    def __init__(self, edge_model: EdgeModel, reports: Reports, sender: Sender, at_once: int) -> None:
+    def __init__(self, edge_model: EdgeModel, reports: Reports, sender: Sender, max_concurrent: int) -> None:
         self._edge_model = edge_model
         self._reports = reports
         self._lifecycle = reports.lifecycle
         self._sender = sender
-        self._at_once = at_once
+        self._max_concurrent = max_concurrent
 
     def begin(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> BegunStep:
         """Send one step, which ``pack`` encodes; its `Answer.output` is the reply (a dictionary) and the tensors."""
@@ -58,16 +58,16 @@ class Steps:
     ) -> tuple[Connection, Exchange]:
         self._lifecycle.emit(Stage.BEFORE_REQUEST, inputs=None, split=split, began_ns=stamps.called)
         connection = self._sender.connect()
-        place = self._sender.place(split, self._at_once, until)
+        reservation = self._sender.reserve(split, self._max_concurrent, until)
         try:
             stamps.admitted = stamps.computed = now_ns()
             self._lifecycle.emit(Stage.BEFORE_ENCODE, value=None)
             outgoing = pack()
             self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
             stamps.packed = now_ns()
-            exchange = self._sender.exchange(about.id, outgoing, stamps, until, about, place)
+            exchange = self._sender.exchange(about.id, outgoing, stamps, until, about, reservation)
         except BaseException:
-            place.leave()
+            reservation.release()
             raise
         connection.submit(exchange)
         return connection, exchange
@@ -301,8 +301,8 @@ class Requests:
         edge_model: EdgeModel,
         connect: Callable[[], Connection],
         *,
-        at_once: int,
-        of_a_run: int,
+        max_concurrent: int,
+        max_pipelined: int,
         max_in_flight_bytes: int,
         metrics: bool,
         max_answer_bytes: int,
@@ -312,12 +312,12 @@ class Requests:
         exact: bool = True,
         postprocess: Callable[[Any], Any] | None = None,
     ) -> None:
-        """``at_once``: requests between head and answer, at most; ``of_a_run``: those of a run of many included.
+        """``max_concurrent``: single requests between head and answer, at most; ``max_pipelined``: with those of a run.
         ``fallback``: what the server does not answer is answered here. ``exact``: of requests that do not say
         whether a batch's last bits will do. ``postprocess``: output -> result.
         """
         self._edge_model = edge_model
-        self._at_once, self._of_a_run = at_once, of_a_run
+        self._max_concurrent, self._max_pipelined = max_concurrent, max_pipelined
         self._fallback = fallback
         self._exact = exact
         self._reports = reports = Reports(edge_model, client_id)
@@ -334,9 +334,9 @@ class Requests:
             max_answer_bytes=max_answer_bytes,
         )
         self._receiver = Receiver(edge_model, reports, self.witnesses, postprocess)
-        self.places = self._sender.places
+        self.reservations = self._sender.reservations
         self.local = self._local.answer
-        steps = Steps(edge_model, reports, self._sender, at_once)
+        steps = Steps(edge_model, reports, self._sender, max_concurrent)
         self.begin_step = steps.begin
 
     def begin(
@@ -364,7 +364,7 @@ class Requests:
             with self.lifecycle.request(about):
                 self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut, began_ns=stamps.called)
                 if (lost := self._lost()) is None:
-                    most = self._at_once if position is None else self._of_a_run
+                    most = self._max_concurrent if position is None else self._max_pipelined
                     return self._sender.attempt(work, cut, stamps, until, about, most, exact, codec, route=route)
         except BaseException as error:
             self._reports.over(about, error)
@@ -427,7 +427,7 @@ class Requests:
             restarted(running.exchange.stamps),
             running.exchange.until,
             running.about,
-            self._of_a_run,
+            self._max_pipelined,
             running.exact,
             running.codec,
             before=running,

@@ -1,4 +1,4 @@
-"""`Sender`: one attempt at a request. It waits for a place, runs the head and sends what crosses.
+"""`Sender`: one attempt at a request. It waits for its turn, runs the head and sends what crosses.
 
 Several of many inputs are in progress at a time, and the answers come in order (`in_order`).
 """
@@ -20,8 +20,8 @@ from edge_client.answer import Answer, Failure
 from edge_client.call import Call
 from edge_client.request.ahead import Ahead
 from edge_client.request.edge_model import Cut, EdgeModel, Head
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY
 from edge_client.transport import Connection, Exchange, Opening, Outgoing, Stamps, State, now_ns, wire
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY
 from edge_client.witness import Kept, Witnesses
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
@@ -389,13 +389,13 @@ class Reports:
         self.lifecycle.emit(Stage.AFTER_REQUEST, about, error=error, answer=answer)
 
 
-# `Places`: bounds requests between head and answer, by number and by bytes to send.
+# `Reservations`: bounds requests between head and answer, by number and by bytes to send.
 
 KINDS: Final = 256
 """The number of cuts whose sizes are remembered."""
 
 
-class Places:
+class Reservations:
     """Limits the requests between heads and answers to ``most_bytes``, or to a single larger one. Thread-safe.
 
     A head's size is unknown before it has run: it is assumed to equal the last one at its cut, or, for a new cut, the
@@ -414,9 +414,9 @@ class Places:
     def __str__(self) -> str:
         return f"{self._taken} requests of {size(self._bytes)}"
 
-    def take(self, cut: Hashable, most: int, until: float) -> Place | None:
-        """Return a place, once fewer than ``most`` are taken and there is room for what crosses at ``cut``; None if
-        there is none before ``until`` (``time.monotonic()``).
+    def take(self, cut: Hashable, most: int, until: float) -> Reservation | None:
+        """Return a reservation, once fewer than ``most`` are taken and what crosses at ``cut`` has room; None if
+        none is free before ``until`` (``time.monotonic()``).
         """
         with self._lock:
             expected = self._expected(cut)
@@ -430,54 +430,54 @@ class Places:
                     self._waiting -= 1
                 expected = self._expected(cut)
             self._taken += 1
-            place = Place(self, cut)
+            reservation = Reservation(self, cut)
             self._bytes += expected
-            place.nbytes = expected
-            return place
+            reservation.nbytes = expected
+            return reservation
 
     def _expected(self, cut: Hashable) -> int:
         return self._sizes.get(cut) or max(self._sizes.values(), default=0)
 
-    def weigh(self, place: Place, nbytes: int) -> None:
+    def weigh(self, reservation: Reservation, nbytes: int) -> None:
         """Record the bytes that its head has made."""
         with self._lock:
             if len(self._sizes) >= KINDS:
                 self._sizes.clear()
-            self._sizes[place.cut] = nbytes
-            if not place.is_left:
-                self._bytes += nbytes - place.nbytes
-                place.nbytes = nbytes
+            self._sizes[reservation.cut] = nbytes
+            if not reservation.is_left:
+                self._bytes += nbytes - reservation.nbytes
+                reservation.nbytes = nbytes
             if self._waiting:
                 self._changed.notify_all()
 
-    def leave(self, place: Place) -> None:
-        """Release the place. Idempotent."""
+    def release(self, reservation: Reservation) -> None:
+        """End it. Idempotent."""
         with self._lock:
-            if not place.is_left:
-                self._bytes -= place.nbytes
-                place.nbytes = 0
-                place.is_left = True
+            if not reservation.is_left:
+                self._bytes -= reservation.nbytes
+                reservation.nbytes = 0
+                reservation.is_left = True
                 self._taken -= 1
                 if self._waiting:
                     self._changed.notify_all()
 
 
-class Place:
+class Reservation:
     """One request's share of the room, in bytes."""
 
-    __slots__ = ("_places", "cut", "is_left", "nbytes")
+    __slots__ = ("_reservations", "cut", "is_left", "nbytes")
 
-    def __init__(self, places: Places, cut: Hashable) -> None:
-        self._places = places
+    def __init__(self, reservations: Reservations, cut: Hashable) -> None:
+        self._reservations = reservations
         self.cut = cut
         self.nbytes = 0
         self.is_left = False
 
     def weigh(self, nbytes: int) -> None:
-        self._places.weigh(self, nbytes)
+        self._reservations.weigh(self, nbytes)
 
-    def leave(self) -> None:
-        self._places.leave(self)
+    def release(self) -> None:
+        self._reservations.release(self)
 
 
 class Sender:
@@ -495,7 +495,7 @@ class Sender:
         max_answer_bytes: int,
     ) -> None:
         self.connect = connect
-        self.places = Places(max_in_flight_bytes)
+        self.reservations = Reservations(max_in_flight_bytes)
         self._edge_model = edge_model
         self._reports = reports
         self._witnesses = witnesses
@@ -521,7 +521,7 @@ class Sender:
         attempt that this one repeats. ``route``: of a chain.
         """
         connection = self.connect()
-        place = self.place((cut, codec), most, until)
+        reservation = self.reserve((cut, codec), most, until)
         ahead: Ahead | None = None
         try:
             kept = self._keep(work, stamps, before)
@@ -542,9 +542,9 @@ class Sender:
             # the server has answered the old one, or has seen one that was abandoned
             is_new = before is not None or (ahead is not None and ahead.has_left and opening is None)
             id = self._reports.next_id() if is_new else about.id
-            exchange = self.exchange(id, head.outgoing, stamps, until, about, place, together, head.answer_bytes)
+            exchange = self.exchange(id, head.outgoing, stamps, until, about, reservation, together, head.answer_bytes)
         except BaseException:
-            place.leave()
+            reservation.release()
             if ahead is not None:
                 ahead.give_up()
             raise
@@ -559,14 +559,14 @@ class Sender:
             bytes_ahead=before_it,
         )
 
-    def place(self, cut: Hashable, most: int, until: float) -> Place:
-        """Return a place among ``most`` requests of this client, when there is one. Raises DeadlineExceeded."""
-        if (place := self.places.take(cut, most, until)) is None:
+    def reserve(self, cut: Hashable, most: int, until: float) -> Reservation:
+        """Return a reservation among ``most`` requests of this client, when there is one. Raises DeadlineExceeded."""
+        if (reservation := self.reservations.take(cut, most, until)) is None:
             raise DeadlineExceeded(
-                f"{self.places} are in flight and none was answered before the deadline (max_in_flight, "
+                f"{self.reservations} are in flight and none was answered before the deadline (max_in_flight, "
                 "max_in_flight_bytes)"
             )
-        return place
+        return reservation
 
     def exchange(
         self,
@@ -575,15 +575,15 @@ class Sender:
         stamps: Stamps,
         until: float,
         about: About,
-        place: Place,
+        reservation: Reservation,
         together: bool = False,
         most: int | None = None,
     ) -> Exchange:
-        """Create the exchange, which releases its place when it is settled. ``together``: it may be computed in a
+        """Create the exchange, which ends its reservation when it is settled. ``together``: it may be computed in a
         batch. ``most``: the largest answer in bytes.
         """
         limit = self._max_answer_bytes if most is None else min(most, self._max_answer_bytes)
-        place.weigh(outgoing.nbytes)
+        reservation.weigh(outgoing.nbytes)
         return Exchange(
             id,
             outgoing,
@@ -595,7 +595,7 @@ class Sender:
             observers=self._edge_model.observers,
             about=about,
             lifecycle=self._reports.lifecycle,
-            on_settled=place.leave,
+            on_settled=reservation.release,
         )
 
     def _announced(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from edge_client.planning.objective import STAGES
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
 from edge_client.transport.times import TIME_ROWS, Times
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near_path
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.modules import call_parts

@@ -15,7 +15,6 @@ from edge_client.pages import blocks, duration, short, stem
 from edge_client.pages import render as page_of
 from edge_client.planning.objective import Objective
 from edge_client.screen import size
-from edge_client.spoken import EDGE_ONLY, option
 from edge_client.sweeping import runner, summary, wording
 from edge_client.sweeping.records import PREDICTED, REQUESTS, ROWS, Columns, Kind, Way
 from edge_client.sweeping.runner import drawn as attention
@@ -23,6 +22,7 @@ from edge_client.sweeping.runner import section
 from edge_client.sweeping.settings import Entry, Journal, installed
 from edge_client.sweeping.summary import Summary, pareto
 from edge_client.sweeping.wording import is_choice, is_cut
+from edge_client.user_text import EDGE_ONLY, option
 from shared_hooks.files import write_json, write_text, write_whole
 
 if TYPE_CHECKING:

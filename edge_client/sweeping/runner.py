@@ -14,12 +14,12 @@ from typing import Any, Final
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
 from edge_client.core import CONNECTION_ERRORS
-from edge_client.given import Given
 from edge_client.screen import finite, one_line, tables
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sweeping.records import Records, Way, rotated
 from edge_client.sweeping.settings import Entry, Journal
 from edge_client.transport import Times, now_ns
+from edge_client.user_input import NamedInput
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks import EarlyOutput, WrappedModel, devices
 from shared_hooks.errors import Disagreement, HookRefused, InputMismatch
 from shared_hooks.forward import run_plain
@@ -132,7 +132,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def picture_of(spec: ModelSpec, sweep_input: Given) -> str | None:
+def picture_of(spec: ModelSpec, sweep_input: NamedInput) -> str | None:
     """Return an image input as the model sees it, as a data URL; None for other inputs."""
     if sweep_input.item is None:
         return None
@@ -255,14 +255,14 @@ class Meter:
         self._spec = spec
         self._codec = codec
 
-    def reference(self, sweep_input: Given) -> Reference:
+    def reference(self, sweep_input: NamedInput) -> Reference:
         """Run the whole model. Raises what reading the input or the model raises."""
         args, kwargs = self._placed(sweep_input)
         output = run_plain(self._client.wrapped.model, args, kwargs)
         structure, tensors = flatten(output)
         return Reference(structure, [tensor.cpu() for tensor in tensors], labels_of(self._spec.postprocess(output)))
 
-    def request(self, way: Way, sweep_input: Given) -> Answer | LocalAnswer:
+    def request(self, way: Way, sweep_input: NamedInput) -> Answer | LocalAnswer:
         """Make a request. Raises what goes wrong, including connection errors."""
         if way.mode == "local" and way.name != EDGE_ONLY:
             called = now_ns()
@@ -280,7 +280,7 @@ class Meter:
             raise answer.error
         return answer
 
-    def observe(self, way: Way, sweep_input: Given, observers: Sequence[str]) -> Answer:
+    def observe(self, way: Way, sweep_input: NamedInput, observers: Sequence[str]) -> Answer:
         """Make a request with observers on both sides. Raises as `request`, and ObserverRefused."""
         before, self._client.observers = self._client.observers, tuple(observers)
         self._client.wrapped.metrics_enabled = False
@@ -291,7 +291,7 @@ class Meter:
         assert isinstance(answer, Answer)
         return answer
 
-    def picture(self, sweep_input: Given) -> str | None:
+    def picture(self, sweep_input: NamedInput) -> str | None:
         """Return an image input as the model sees it, for the page; None for other inputs."""
         return picture_of(self._spec, sweep_input)
 
@@ -299,7 +299,7 @@ class Meter:
         self,
         records: Records,
         way: Way,
-        sweep_input: Given,
+        sweep_input: NamedInput,
         reference: Reference,
         repetition: int,
         sequence: int,
@@ -321,10 +321,10 @@ class Meter:
         }
         records.add(way, repetition, sequence, answer, known)
 
-    def _read(self, sweep_input: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _read(self, sweep_input: NamedInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return sweep_input.read(self._spec)
 
-    def _placed(self, sweep_input: Given) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _placed(self, sweep_input: NamedInput) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = sweep_input.read(self._spec)
         return to_device(args, self._client.device), to_device(kwargs, self._client.device)
 
@@ -345,7 +345,7 @@ class SweepRun:
     """
 
     meter: Meter
-    inputs: Sequence[Given]
+    inputs: Sequence[NamedInput]
     ways: Sequence[Way]
     repetitions: int
     warmup: int
@@ -444,7 +444,7 @@ class SweepRun:
                 entry["picture"] = picture
         return entry
 
-    def _observed(self, sweep_input: Given) -> Observed:
+    def _observed(self, sweep_input: NamedInput) -> Observed:
         way = way_of(self.ways)
         try:
             seen: Answer | Exception = self.meter.observe(way, sweep_input, self.observers)

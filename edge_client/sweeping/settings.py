@@ -16,13 +16,13 @@ import torch
 
 from edge_client.call import Call
 from edge_client.credentials import Credentials
-from edge_client.given import Given, Loaded, given, named
 from edge_client.options import SweepOptions
 from edge_client.planning.explain import break_evens, explain
 from edge_client.planning.objective import Objective, decide
-from edge_client.spoken import either, option
 from edge_client.survey import Gathered
 from edge_client.sweeping.records import Way
+from edge_client.user_input import Loaded, NamedInput, named, named_inputs
+from edge_client.user_text import either, option
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.files import JournalFile
 from shared_hooks.models import BUILT_IN, ModelSpec, find_inputs
@@ -63,7 +63,7 @@ class Sweeping(SweepOptions):
         return given or Credentials()
 
 
-def settings_of(options: Sweeping, loaded: Loaded, inputs: Sequence[Given], ways: Sequence[Way]) -> Settings:
+def settings_of(options: Sweeping, loaded: Loaded, inputs: Sequence[NamedInput], ways: Sequence[Way]) -> Settings:
     """Return the settings; hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)
@@ -157,15 +157,15 @@ HANDFUL: Final = 5
 """Number of a model's shipped images used, spread over all of them."""
 
 
-def handed_over(inputs: Any) -> list[Given] | None:
+def handed_over(inputs: Any) -> list[NamedInput] | None:
     """Return the given inputs; None for None. Raises SpecError."""
     try:
-        return None if inputs is None else given(inputs)
+        return None if inputs is None else named_inputs(inputs)
     except InputMismatch as error:
         raise SpecError(f"{either('--input', 'inputs')}: {error}") from error
 
 
-def inputs_that_come_with(spec: ModelSpec) -> list[Given]:
+def inputs_that_come_with(spec: ModelSpec) -> list[NamedInput]:
     """Return the shipped images, else the example. Raises SpecError if there is none."""
     images = spec.folder / "images"
     if images.is_dir() and spec.folder in {path.parent.resolve() for path in BUILT_IN.values()}:
@@ -174,7 +174,7 @@ def inputs_that_come_with(spec: ModelSpec) -> list[Given]:
     example = spec.example()
     if example is None:
         raise SpecError(f"{spec.origin}: the spec has no example input; give {either('inputs with --input', 'inputs')}")
-    return [Given("example", value=Call(*example), made=True)]
+    return [NamedInput("example", value=Call(*example), made=True)]
 
 
 # The prediction for every way, made before anything is measured and kept in the journal, so that it stays a

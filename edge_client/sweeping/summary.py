@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.planning.objective import STAGES, Candidate, Decision, Objective, decide
 from edge_client.screen import finite
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS, Mode, Way
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import STATUSES, Reading
 from shared_hooks.showing import short

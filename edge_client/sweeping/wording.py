@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_client.pages import counted, duration
-from edge_client.spoken import CLOUD_ONLY, EDGE_ONLY
+from edge_client.user_text import CLOUD_ONLY, EDGE_ONLY
 
 Way = Mapping[str, Any]
 

@@ -14,13 +14,13 @@ from edge_client.benching.load import codecs_of
 from edge_client.benching.run import Benched, Terms, measured
 from edge_client.call import Call
 from edge_client.credentials import Credentials
-from edge_client.given import Given
 from edge_client.planning.codecs import LEARNT
 from edge_client.process import local_server
 from edge_client.settings import OWN, how_named
-from edge_client.spoken import either, option
 from edge_client.sweeping.settings import handed_over, inputs_that_come_with
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
+from edge_client.user_input import NamedInput
+from edge_client.user_text import either, option
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.errors import SpecError
 from shared_hooks.options import takes
@@ -91,7 +91,7 @@ def bench(server: str | None, model: Model, inputs: Any = None, *, options: Term
         return measured(options, gang, subject.spec.model_id, len(items), about, options.progress)
 
 
-def _files(subject: Subject, items: Sequence[Given], recorded: bool, processes: int) -> list[str]:
+def _files(subject: Subject, items: Sequence[NamedInput], recorded: bool, processes: int) -> list[str]:
     """Return the inputs' files for other processes that run heads, if there are any. Raises SpecError."""
     if processes == 1 or recorded:
         return []

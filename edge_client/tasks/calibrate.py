@@ -16,7 +16,6 @@ from edge_client.calibrating import inputs
 from edge_client.calibrating.inputs import Data, inputs_of
 from edge_client.calibrating.outputs import KINDS, MEANS
 from edge_client.calibrating.study import State, Study, set_apart
-from edge_client.given import Given, Loaded
 from edge_client.options import CalibrateOptions
 from edge_client.pages import counted, stem
 from edge_client.pages import render as page_of
@@ -31,12 +30,13 @@ from edge_client.planning.codecs import (
 )
 from edge_client.screen import Row, Tabular, printable, size, table
 from edge_client.screen import progress as bar
-from edge_client.spoken import either, option
 from edge_client.survey import Say
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
 from edge_client.sweeping.settings import NAME, continued, installed
 from edge_client.tasks.subject import Model, subject_of
+from edge_client.user_input import Loaded, NamedInput
+from edge_client.user_text import either, option
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import CutRefused, SpecError, near
@@ -370,7 +370,7 @@ def calibrate(model: Model, inputs: Data, *, options: CalibrateOptions) -> Calib
     return found
 
 
-def _run(study: Study, items: Sequence[Given], keep: _Kept | None, max_loss: float, progress: bool) -> Calibrated:
+def _run(study: Study, items: Sequence[NamedInput], keep: _Kept | None, max_loss: float, progress: bool) -> Calibrated:
     """Run the study and save it, however it ends."""
 
     def made(table: LossTable, *, ended: str | None = None) -> Calibrated:
@@ -450,7 +450,7 @@ class _Kept:
         self._last = time.monotonic()
 
 
-def _settings(study: Study, items: Sequence[Given]) -> dict[str, Any]:
+def _settings(study: Study, items: Sequence[NamedInput]) -> dict[str, Any]:
     """Return all that the results depend on. A run is resumed only if all of it is the same."""
     wrapped = study.loaded.wrapped
     return {
@@ -472,7 +472,7 @@ def _settings(study: Study, items: Sequence[Given]) -> dict[str, Any]:
     }
 
 
-def _strange(items: Sequence[Given], loaded: Loaded) -> str | None:
+def _strange(items: Sequence[NamedInput], loaded: Loaded) -> str | None:
     """Return a warning about labels that the model does not know; None if there are none, or its labels are unknown."""
     known = loaded.spec.labels
     wrong = sorted({one.truth for one in items if known and one.truth is not None} - {*known})

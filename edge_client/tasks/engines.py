@@ -14,13 +14,13 @@ from typing import Any, Final
 import torch
 
 from edge_client.credentials import Credentials
-from edge_client.given import Loaded
 from edge_client.light import LightClient
 from edge_client.planning.objective import Candidate, Decision
-from edge_client.spoken import EDGE_ONLY, option
 from edge_client.survey import Say
 from edge_client.tasks.export import FIXED, WHOLE, Writer, apart
 from edge_client.tasks.subject import Subject
+from edge_client.user_input import Loaded
+from edge_client.user_text import EDGE_ONLY, option
 from shared_hooks import devices
 from shared_hooks.batching.sizes import BATCH
 from shared_hooks.errors import IsthmusError, SpecError, near

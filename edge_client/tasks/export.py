@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from edge_client.given import Loaded
 from edge_client.light import Heads, LightClient
 from edge_client.light_codecs import ROUNDING
 from edge_client.options import ExportOptions
 from edge_client.screen import Row, Tabular, one_line, printable, size
 from edge_client.screen import table as text_table
-from edge_client.spoken import option
 from edge_client.tasks.hierarchy import cut_at
 from edge_client.tasks.subject import Model, Subject, subject_of
+from edge_client.user_input import Loaded
+from edge_client.user_text import option
 from shared_hooks.batching.sizes import BATCH, BOTH, LENGTH, OtherSizes
 from shared_hooks.codecs import CODECS, RAW
 from shared_hooks.crossing import (

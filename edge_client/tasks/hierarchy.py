@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from edge_client.given import Loaded, cut_of
 from edge_client.options import HierarchyOptions
 from edge_client.screen import Row, Tabular, one_line, size
-from edge_client.spoken import option
 from edge_client.tasks.subject import Model, coverage_text, print_tree, subject_of
+from edge_client.user_input import Loaded, cut_of
+from edge_client.user_text import option
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.mapping import Coverage, HierarchyMap, coverage_of, map_of, onnx_export, onnx_halves
 from shared_hooks.mapping.map_file import to_json, write_graphml

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edge_client.given import cut_of
 from edge_client.screen import Row, Tabular, printable, size, table
 from edge_client.tasks.subject import Model, subject_of
+from edge_client.user_input import cut_of
 from shared_hooks.errors import UnknownLayer, near_path
 from shared_hooks.explaining import Explanation
 from shared_hooks.metrics import TensorShape

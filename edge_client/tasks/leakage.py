@@ -21,7 +21,6 @@ import xxhash
 from PIL import Image
 
 from edge_client.calibrating.inputs import Data, inputs_of, student
-from edge_client.given import Given, Loaded
 from edge_client.learning.examples import Examples, examples_of
 from edge_client.learning.inversion import (
     STEPS,
@@ -45,11 +44,12 @@ from edge_client.pages import render as page_of
 from edge_client.planning.leakage import CutLeakage, LeakageTable, Spread, write
 from edge_client.screen import Row, Tabular, printable, table
 from edge_client.screen import progress as bar
-from edge_client.spoken import either, option
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
 from edge_client.sweeping.settings import continued, installed
 from edge_client.tasks.subject import Model, subject_of
+from edge_client.user_input import Loaded, NamedInput
+from edge_client.user_text import either, option
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError, near
 from shared_hooks.files import JournalFile, make_folder, write_text
@@ -321,8 +321,8 @@ class _Meter:
     def __init__(
         self,
         loaded: Loaded,
-        items: Sequence[Given],
-        others: Sequence[Given],
+        items: Sequence[NamedInput],
+        others: Sequence[NamedInput],
         codecs: Sequence[str],
         labelled: bool,
         decoder: str,

@@ -18,19 +18,19 @@ import xxhash
 from edge_client.calibrating.inputs import Data, inputs_of, share
 from edge_client.calibrating.outputs import KINDS, MEANS
 from edge_client.calibrating.study import Study
-from edge_client.given import Given, Loaded
 from edge_client.learning.examples import Examples, examples_of
 from edge_client.learning.training import Terms, Trainer, ladder, parted
 from edge_client.options import LearnOptions
 from edge_client.planning.codecs import CodecLoss, LossTable, loss_of, write
 from edge_client.screen import Row, Tabular, printable, size, table
 from edge_client.screen import progress as bar
-from edge_client.spoken import either, option
-from edge_client.spoken import size as parse_size
 from edge_client.survey import Say
 from edge_client.sweeping.settings import continued, installed
 from edge_client.tasks.calibrate import percent
 from edge_client.tasks.subject import Model, subject_of
+from edge_client.user_input import Loaded, NamedInput
+from edge_client.user_text import either, option
+from edge_client.user_text import size as parse_size
 from shared_hooks.codecs import Codec, Coded, Grain, temporary
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.codecs.learned import PREFIX, Design, LearnedFile, read
@@ -264,7 +264,7 @@ class _Learning:
         self,
         loaded: Loaded,
         examples: Examples,
-        given: Sequence[Given],
+        given: Sequence[NamedInput],
         chooses: Sequence[int],
         goal: _Goal,
         kind: str | None,
@@ -414,7 +414,7 @@ class _Learning:
             "goal": {"rate": self._goal.rate, "max_loss": self._goal.max_loss},
         }
 
-    def _measured(self, numbers: torch.Tensor, codecs: Sequence[str], learnt: Sequence[Given] = ()) -> LossTable:
+    def _measured(self, numbers: torch.Tensor, codecs: Sequence[str], learnt: Sequence[NamedInput] = ()) -> LossTable:
         items = [self._items[int(at)] for at in numbers]
         study = Study(
             self._loaded,

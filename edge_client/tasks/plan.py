@@ -16,12 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client import spoken
+from edge_client import user_text
 from edge_client.adaptive.chain import Placed, Station, best_cuts, measured, parts_of
 from edge_client.call import Load
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
-from edge_client.given import Loaded
 from edge_client.options import PlanChainOptions, PlanOptions
 from edge_client.planning import page
 from edge_client.planning.codecs import Codecs, learnt, named
@@ -34,12 +33,13 @@ from edge_client.planning.partitioners import Partitioner, Situation, find_parti
 from edge_client.planning.predict import CUTS_MEASURED, Correction, Power, watts_of
 from edge_client.screen import Column, Row, Tabular, fitted, one_line, printable, size, table
 from edge_client.settings import OWN, chain_of
-from edge_client.spoken import option
 from edge_client.survey import Gathered, Wanted, gather
 from edge_client.sweeping import settings
 from edge_client.tasks.engines import TORCH, EnginePlan, EngineTimes, engines_of, measure
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
+from edge_client.user_input import Loaded
+from edge_client.user_text import option
 from shared_hooks.errors import SpecError
 from shared_hooks.files import write_text
 from shared_hooks.models.inputs import to_device
@@ -503,7 +503,7 @@ def _judged_by(decision: Decision, objective: Objective) -> Objective:
 
 
 def _amount(name: str, value: str | float | None) -> float | None:
-    return spoken.size(option(name), value) if isinstance(value, str) else value
+    return user_text.size(option(name), value) if isinstance(value, str) else value
 
 
 def given_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link | None:
@@ -515,8 +515,8 @@ def given_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Lin
             f"a link that is not probed needs {option('uplink')} and {option('rtt')} ({option('downlink')} is the same "
             f"as {option('uplink')} by default)"
         )
-    up, fixed = spoken.rate(option("uplink"), uplink), spoken.nanoseconds(option("rtt"), rtt)
-    down = spoken.rate(option("downlink"), downlink) if downlink else up
+    up, fixed = user_text.rate(option("uplink"), uplink), user_text.nanoseconds(option("rtt"), rtt)
+    down = user_text.rate(option("downlink"), downlink) if downlink else up
     given = f"given: {uplink} up, {downlink or uplink} down, {rtt} round trip"
     return Link(Curve.line(fixed, up), Curve.line(0.0, down), given)
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client import spoken
+from edge_client import user_text
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
 from edge_client.generation.survey import gather_generation
@@ -33,11 +33,11 @@ from edge_client.planning.predict import watts_of
 from edge_client.process import local_server
 from edge_client.screen import Column, Row, Tabular, fitted, printable, size
 from edge_client.settings import OWN
-from edge_client.spoken import option
 from edge_client.survey import Say
 from edge_client.tasks.plan import given_link
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
+from edge_client.user_text import option
 from shared_hooks.errors import SpecError
 from shared_hooks.files import write_text
 from shared_hooks.options import takes
@@ -377,7 +377,7 @@ def plan_generation(server: str | None, model: Model, *, options: PlanGeneration
         Drafting(options.draft, options.acceptance or 0.0),
     )
     memory = options.max_edge_memory
-    limits = Constraints(spoken.size(option("max_edge_memory"), memory) if isinstance(memory, str) else memory)
+    limits = Constraints(user_text.size(option("max_edge_memory"), memory) if isinstance(memory, str) else memory)
     link, watts = given_link(options.uplink, options.downlink, options.rtt), watts_of(options.power)
     if options.measured is not None:
         known, origin = read_measured(options.measured), f"measured before: {options.measured}"

@@ -16,9 +16,9 @@ from edge_client.process import local_server
 from edge_client.screen import Column, Row, Tabular, counted, fitted, milliseconds, printable, size, table
 from edge_client.screen import progress as bar
 from edge_client.settings import OWN, how_named
-from edge_client.spoken import option
 from edge_client.survey import Say, measured_by_servers, with_books
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
+from edge_client.user_text import option
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import SpecError, near
 from shared_hooks.modules import call_parts

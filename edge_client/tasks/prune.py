@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from edge_client.given import Given, cut_of
 from edge_client.options import PruneOptions
 from edge_client.pruning import data as files
 from edge_client.pruning import page
@@ -18,8 +17,9 @@ from edge_client.pruning.page import Report, Smaller, Way, accuracy_table, serve
 from edge_client.pruning.page import serve as through_a_server
 from edge_client.screen import Row, Tabular, printable, table
 from edge_client.screen import progress as bar
-from edge_client.spoken import either, option
 from edge_client.tasks.subject import Model, Subject, subject_of
+from edge_client.user_input import NamedInput, cut_of
+from edge_client.user_text import either, option
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.files import make_folder, write_text
 from shared_hooks.models import ModelSpec, pick_device
@@ -219,7 +219,7 @@ def _layer(subject: Subject, split: str) -> str:
         return name
 
 
-def _spread(items: Sequence[Given], count: int) -> list[Given]:
+def _spread(items: Sequence[NamedInput], count: int) -> list[NamedInput]:
     """Return ``count`` items, evenly spread."""
     return list(items[:: max(1, len(items) // count)][:count])
 

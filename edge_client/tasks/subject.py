@@ -16,11 +16,11 @@ from rich.tree import Tree
 from torch import nn
 
 from edge_client.credentials import Credentials
-from edge_client.given import Given, Loaded, fails_on, given, name_of
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.screen import printable
 from edge_client.settings import OWN, server_of
 from edge_client.survey import models_of
+from edge_client.user_input import Loaded, NamedInput, fails_on, name_of, named_inputs
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import IsthmusError, SpecError
@@ -132,7 +132,7 @@ class Subject:
 
     choice: ModelChoice
     spec: ModelSpec
-    inputs: Sequence[Given]
+    inputs: Sequence[NamedInput]
 
     @property
     def by_name(self) -> bool:
@@ -207,7 +207,7 @@ def subject_of(
     Raises SpecError, UnknownModel, InputMismatch.
     """
     choice = ModelChoice.of(str(model) if isinstance(model, Path) else model)
-    items = given(inputs)
+    items = named_inputs(inputs)
     if not isinstance(choice.model, nn.Module):
         if not isinstance(choice.model, (str, ModelSpec)):
             raise SpecError(

@@ -12,7 +12,6 @@ from edge_client import interrupts
 from edge_client.client import EdgeClient
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
-from edge_client.given import Given, Loaded, first_readable
 from edge_client.options import SweepOptions
 from edge_client.planning.leakage import LeakageBound, LeakageTable, read
 from edge_client.planning.objective import Objective
@@ -20,7 +19,6 @@ from edge_client.process import local_server
 from edge_client.screen import Row, Tabular, milliseconds, one_line, printable, size, table
 from edge_client.screen import progress as bar
 from edge_client.settings import OWN
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, either, option
 from edge_client.survey import Say, Wanted, gather
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import Way, choose, ways_of
@@ -39,6 +37,8 @@ from edge_client.sweeping.summary import MeasuredWay, Summary
 from edge_client.tasks.engines import ONNXRUNTIME, TORCH, asked, engines_of, in_words
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
+from edge_client.user_input import Loaded, NamedInput, first_readable
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, either, option
 from shared_hooks.codecs import check
 from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.observers import named
@@ -343,7 +343,7 @@ def _measure(
 def _server(
     how: Sweeping,
     loaded: Loaded,
-    inputs: Sequence[Given],
+    inputs: Sequence[NamedInput],
     journal: Journal,
     objective: Objective,
     stack: ExitStack,

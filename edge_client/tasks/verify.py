@@ -21,9 +21,9 @@ from edge_client.process import local_server
 from edge_client.screen import Row, Tabular, printable, table
 from edge_client.screen import progress as bar
 from edge_client.settings import OWN, chain_of
-from edge_client.spoken import EDGE_ONLY, option
 from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
+from edge_client.user_text import EDGE_ONLY, option
 from edge_client.witness import Comparison, compare, tolerance_between
 from shared_hooks.errors import AccessRefused, CutRefused, IsthmusError, ModelFailed, SpecError
 from shared_hooks.modules import holder_modules

@@ -234,7 +234,7 @@ class Connection:
         self._hello.hello.heartbeat_ms = max(1, round(1000 * self._options.heartbeat))
         self._keep_alive = self._options.keep_alive
         self._backoff = backoff or Backoff()
-        self._waiting = Waiting(address, self._options.of_a_run)
+        self._waiting = Waiting(address, self._options.max_pipelined)
         self._changed = self._waiting.changed
         self._state = State.UNOPENED
         self._closing = False

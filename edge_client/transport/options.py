@@ -10,8 +10,8 @@ import grpc
 
 from edge_client.credentials import Credentials
 from edge_client.dial import why_not
-from edge_client.spoken import check_seconds
 from edge_client.transport import wire
+from edge_client.user_text import check_seconds
 from protos import FACTS_WANTED
 from shared_hooks.errors import (
     AccessRefused,
@@ -50,8 +50,8 @@ class Counters:
     stray: int = 0  # answers without a waiter: repeated, or to an abandoned request
 
 
-AT_ONCE: Final = 4
-OF_A_RUN: Final = 32
+MAX_CONCURRENT: Final = 4
+MAX_PIPELINED: Final = 32
 """As many as a server accepts from one client by default."""
 
 
@@ -93,7 +93,7 @@ class ConnectionOptions:
     patience: float = 15.0  # how long a caller waits without a stream before giving up
     welcome_within: float = 10.0  # from opening a stream to Welcome
     heartbeat: float = 1.0  # interval of the server's heartbeats; four missing ones break the stream
-    max_in_flight: int | None = None  # unanswered requests; None: `AT_ONCE`, and `OF_A_RUN` where that fills the pipe
+    max_in_flight: int | None = None  # unanswered requests; None: `MAX_CONCURRENT`, `MAX_PIPELINED` in a run
     max_in_flight_bytes: int = 128 << 20  # ... and the bytes that they send; a single request is always allowed
     chunk_bytes: int = wire.CHUNK_BYTES
     area_bytes: int = 32 << 20  # of shared memory for payloads to a server on this machine; 0 = none
@@ -115,14 +115,14 @@ class ConnectionOptions:
             check_seconds(name, getattr(self, name))
 
     @property
-    def at_once(self) -> int:
+    def max_concurrent(self) -> int:
         """The maximum number of concurrent single requests."""
-        return self.max_in_flight or AT_ONCE
+        return self.max_in_flight or MAX_CONCURRENT
 
     @property
-    def of_a_run(self) -> int:
+    def max_pipelined(self) -> int:
         """The maximum number of concurrent requests of a run, which uses as few as keep the link busy."""
-        return self.max_in_flight or OF_A_RUN
+        return self.max_in_flight or MAX_PIPELINED
 
 
 # The meaning of a stream's end: an error that retrying does not fix, or a break to recover from.

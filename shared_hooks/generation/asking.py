@@ -21,7 +21,7 @@ from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.generation.inputs import check_sizes
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor, magnitude, weight
 from shared_hooks.generation.results import Answer, Processors, described, is_own
-from shared_hooks.modules import put_instead
+from shared_hooks.modules import put_replacement
 from shared_hooks.tensors import ClassFinder, dtype_named, flatten, unflatten
 
 # What the edge reports of the calls before the cut, and the remote tensors that stand for their results.
@@ -293,7 +293,7 @@ class Asking:
         """Observe each ``generate()`` of the model from now on, and refuse ``generate_batch()``."""
         refused: dict[str, Any] = {name: partial(_refused, name) for name in _BATCHES if hasattr(model, name)}
         if self.asked is None or not all(hasattr(model, name) for name in _HOOKED):
-            self._take_off = put_instead(model, refused)
+            self._take_off = put_replacement(model, refused)
             return
         generate: Any = model.generate
         prepare: Any = model._get_logits_processor
@@ -322,7 +322,7 @@ class Asking:
             return candidates(*args, **kwargs)
 
         found = (asking_generate, asking_prepare, asking_candidates)
-        self._take_off = put_instead(model, {**dict(zip(_HOOKED, found, strict=True)), **refused})
+        self._take_off = put_replacement(model, {**dict(zip(_HOOKED, found, strict=True)), **refused})
 
     def detach(self) -> None:
         """Restore the model."""

@@ -155,7 +155,7 @@ LOOKS = 8
 _copied_parts: Any = torch.split_with_sizes_copy  # annotated for its other variant, with out=
 
 
-class Traveller(Protocol):
+class Participant(Protocol):
     """One of the calls in lockstep."""
 
     def arrive(self, gate: Gate, form: Form, request: Request) -> Any:
@@ -174,7 +174,7 @@ class Traveller(Protocol):
         ...
 
 
-travelling: ContextVar[Traveller | None] = ContextVar("isthmus_travelling", default=None)
+travelling: ContextVar[Participant | None] = ContextVar("isthmus_travelling", default=None)
 
 
 @contextmanager
@@ -213,10 +213,10 @@ class Entry:
         self.gate = gate
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        traveller = travelling.get()
-        if traveller is None or not traveller.may_meet:
+        participant = travelling.get()
+        if participant is None or not participant.may_meet:
             return self.forward(*args, **kwargs)
-        return self.gate.call(traveller, self.forward, args, kwargs)
+        return self.gate.call(participant, self.forward, args, kwargs)
 
 
 class Gate(ABC):
@@ -232,7 +232,7 @@ class Gate(ABC):
         self._looks = LOOKS
 
     @abstractmethod
-    def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def call(self, participant: Participant, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return what ``forward`` returns for these arguments, in lockstep with others if that is verified."""
 
     @abstractmethod
@@ -247,9 +247,9 @@ class Gate(ABC):
         """The model's Python state has changed: verify the next call again."""
         self._quiet = False
 
-    def _is_quiet(self, traveller: Traveller) -> bool:
+    def _is_quiet(self, participant: Participant) -> bool:
         if not self._quiet and self._looks:
-            self._quiet = traveller.is_quiet
+            self._quiet = participant.is_quiet
             self._looks -= not self._quiet
         return self._quiet
 
@@ -282,7 +282,7 @@ class RowGate(Gate):
         self._forward = forward
         self._known: dict[Form, bool] = {}
 
-    def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def call(self, participant: Participant, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if kwargs or len(args) != 1:
             return forward(*args, **kwargs)
         (rows,) = args
@@ -295,9 +295,9 @@ class RowGate(Gate):
                 return forward(rows)
             with nobodys():
                 known = self._known[form] = is_row_wise(self._forward, rows)
-        if not known or not self._is_quiet(traveller):
+        if not known or not self._is_quiet(participant):
             return forward(rows)
-        return traveller.arrive(self, form, _Rows(forward, rows))
+        return participant.arrive(self, form, _Rows(forward, rows))
 
     def through(self, several: Sequence[_Rows]) -> list[torch.Tensor] | None:
         if self._is_watched:
@@ -358,14 +358,14 @@ class BlockGate(Gate):
         self._weights: dict[Form, list[bool]] = {}
         """Which tensors of a form's result have an element for each token, like attention weights."""
 
-    def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def call(self, participant: Participant, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not _sees_inside():
             try:
                 call = _BlockCall(forward, args, kwargs, self._layer, self._mask_at)
             except _RunAlone:
                 call = None
-            if call is not None and self._may_share(call.form) and self._is_quiet(traveller):
-                return traveller.arrive(self, call.form, call)
+            if call is not None and self._may_share(call.form) and self._is_quiet(participant):
+                return participant.arrive(self, call.form, call)
         return forward(*args, **kwargs)
 
     def _may_share(self, form: Form) -> bool:

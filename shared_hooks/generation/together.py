@@ -23,10 +23,10 @@ from shared_hooks.modules import attach
 from shared_hooks.purity import pure_modules
 from shared_hooks.state import PythonState
 
-__all__ = ["Ended", "Outcome", "Together"]
+__all__ = ["Ended", "Lockstep", "Outcome"]
 
 
-# `Together`: runs calls of one model at once, sharing the work on its weights. A decode step reads all weights for
+# `Lockstep`: runs calls of one model at once, sharing the work on its weights. A decode step reads all weights for
 # one row. Steps of several sessions, whose lengths and caches differ, share each module that is row-wise; attention,
 # positions and caches stay each step's own, in the model's own code. So there is no code for any architecture here,
 # and a step's state is not touched.
@@ -64,7 +64,7 @@ class Outcome(Generic[Result]):
         return value  # type: ignore[no-any-return]
 
 
-class Lockstep(Generic[Result]):
+class _LockstepRun(Generic[Result]):
     """Runs these calls once, in the thread that calls `run`."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Lockstep(Generic[Result]):
         self.surroundings: Any = None
         self.under_way = len(calls)
         contexts = [copy_context() for _ in calls] if contexts is None else contexts
-        self._travellers = [_Traveller(self, *one) for one in zip(range(len(calls)), calls, contexts, strict=True)]
+        self._travellers = [_Participant(self, *one) for one in zip(range(len(calls)), calls, contexts, strict=True)]
 
     def run(self) -> list[Outcome[Result]]:
         """Return the outcomes in order. An exception from outside, at a gate, ends all calls."""
@@ -89,55 +89,57 @@ class Lockstep(Generic[Result]):
             with nobodys():
                 self._run_to_gate()
         finally:
-            for traveller in self._travellers:
-                traveller.leave()
-        return [traveller.outcome() for traveller in self._travellers]
+            for participant in self._travellers:
+                participant.leave()
+        return [participant.outcome() for participant in self._travellers]
 
     def _run_to_gate(self) -> None:
-        waiting: dict[tuple[Gate, Form], list[_Traveller[Result]]] = {}
+        waiting: dict[tuple[Gate, Form], list[_Participant[Result]]] = {}
         ready = self._travellers
         while ready:
-            for traveller in ready:
-                if traveller.continue_run():
-                    waiting.setdefault(traveller.place, []).append(traveller)
+            for participant in ready:
+                if participant.continue_run():
+                    waiting.setdefault(participant.place, []).append(participant)
             if not waiting:
                 return
             place = min(waiting, key=_number)
             ready = self._through(place[0], waiting.pop(place))
 
-    def _through(self, gate: Gate, group: list[_Traveller[Result]]) -> list[_Traveller[Result]]:
+    def _through(self, gate: Gate, group: list[_Participant[Result]]) -> list[_Participant[Result]]:
         """Let the whole group pass the gate, each with its answer."""
         if self._ended is not None:
-            group = [traveller for traveller in group if not self._is_ended(traveller)]
+            group = [participant for participant in group if not self._is_ended(participant)]
         found = None
         if len(group) > 1:
             try:
-                found = gate.through([traveller.request for traveller in group])
+                found = gate.through([participant.request for participant in group])
             except Exception:
                 found = None  # one of them failed, or all: each finds out by running alone
-        for number, traveller in enumerate(group):
-            del traveller.request
-            traveller.answer = _ALONE
+        for number, participant in enumerate(group):
+            del participant.request
+            participant.answer = _ALONE
             if found is not None:
-                traveller.answer = found[number]
-                traveller.meetings += 1
-                traveller.batch_size = max(traveller.batch_size, len(group))
+                participant.answer = found[number]
+                participant.meetings += 1
+                participant.batch_size = max(participant.batch_size, len(group))
         return group
 
-    def _is_ended(self, traveller: _Traveller[Result]) -> bool:
-        error = self._ended(traveller.number) if self._ended is not None else None
+    def _is_ended(self, participant: _Participant[Result]) -> bool:
+        error = self._ended(participant.number) if self._ended is not None else None
         if error is not None:
-            traveller.leave(error)
+            participant.leave(error)
         return error is not None
 
 
-class _Traveller(Generic[Result]):
-    """One call; a `gates.Traveller`."""
+class _Participant(Generic[Result]):
+    """One call; a `gates.Participant`."""
 
     place: tuple[Gate, Form]
     request: Request
 
-    def __init__(self, together: Lockstep[Result], number: int, call: Callable[[], Result], context: Context) -> None:
+    def __init__(
+        self, together: _LockstepRun[Result], number: int, call: Callable[[], Result], context: Context
+    ) -> None:
         self.number = number
         self.answer: Any = None
         self.batch_size = 1
@@ -156,7 +158,7 @@ class _Traveller(Generic[Result]):
             self._value = self._call()
         except BaseException as error:
             if not isinstance(error, Exception) and error is not self._ended:
-                raise  # raised in `Lockstep.run`
+                raise  # raised in `_LockstepRun.run`
             self._error = error
         finally:
             self._together.under_way -= 1
@@ -214,7 +216,7 @@ def _surroundings() -> tuple[Any, ...]:
     )
 
 
-class Together:
+class Lockstep:
     """Runs calls of one model in lockstep, through gates that stay until `close`. Thread-safe.
 
     Sums are added up in another order than alone, so the last bits may differ; an `Outcome` tells whether they may.
@@ -267,7 +269,7 @@ class Together:
         """
         before = None if self._apart else self._state()
         with torch.no_grad():
-            outcomes = Lockstep(calls, before, ended, contexts).run()
+            outcomes = _LockstepRun(calls, before, ended, contexts).run()
         if before is None or all(one.batch_size == 1 for one in outcomes) or not (changes := before.changes()):
             return outcomes
         error = PlanMismatch(f"steps that ran together changed {changes[0].name}, and may have read each other's")
@@ -297,7 +299,7 @@ class Together:
                 attach.detach(module)
         self._gated = []
 
-    def __enter__(self) -> Together:
+    def __enter__(self) -> Lockstep:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,7 +8,16 @@ manifest   the facts behind all digests
 May import tensors, errors.
 """
 
-from shared_hooks.modules.attach import COMPILED, Instead, Runner, Shim, Shown, fast_path_off, put_instead, running
+from shared_hooks.modules.attach import (
+    COMPILED,
+    Replacement,
+    Runner,
+    Shim,
+    Shown,
+    fast_path_off,
+    put_replacement,
+    running,
+)
 from shared_hooks.modules.constants import FUNCTIONS, structure_digest, weights_hash
 from shared_hooks.modules.tables import (
     GROUP,
@@ -28,8 +37,8 @@ __all__ = [
     "GROUP",
     "INPUT",
     "ROOT",
-    "Instead",
     "ModuleInfo",
+    "Replacement",
     "Runner",
     "Shim",
     "Shown",
@@ -38,7 +47,7 @@ __all__ = [
     "fast_path_off",
     "groups_of",
     "holder_modules",
-    "put_instead",
+    "put_replacement",
     "running",
     "structure_digest",
     "walk",

@@ -57,7 +57,7 @@ class fast_path_off:  # used as a function
 # Temporary replacements for methods of one module.
 
 
-class Instead:
+class Replacement:
     """A function on a module that replaces a method. Checks of what a model keeps between calls ignore it and what is
     behind it.
     """
@@ -71,13 +71,13 @@ class Instead:
         return self._function(*args, **kwargs)
 
 
-def put_instead(module: nn.Module, functions: dict[str, Callable[..., Any]]) -> Callable[[], None]:
+def put_replacement(module: nn.Module, functions: dict[str, Callable[..., Any]]) -> Callable[[], None]:
     """Put functions there under the methods' names. Returns a function that removes them, except where others have
     replaced them since.
     """
     own = vars(module)
     before = {name: own[name] for name in functions if name in own}
-    ours = {name: Instead(function, own.get(name)) for name, function in functions.items()}
+    ours = {name: Replacement(function, own.get(name)) for name, function in functions.items()}
     own.update(ours)
 
     def take_off() -> None:

@@ -237,7 +237,7 @@ class Planner:
             family = self._family(args, kwargs)
             return None if family is None else self._lengths.predicted_plan(*family, cut)
 
-    def not_so(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def invalidate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forget a prediction for these inputs, which was wrong."""
         with self._lock:
             family = self._family(args, kwargs)

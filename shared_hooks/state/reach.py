@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.modules import FUNCTIONS, Instead, Shim
+from shared_hooks.modules import FUNCTIONS, Replacement, Shim
 from shared_hooks.modules.constants import cells
 from shared_hooks.modules.tables import is_opaque
 
@@ -565,7 +565,7 @@ def attribute_in(name: str) -> str:
 
 
 MISSING = object()
-_OURS = (Shim, Instead)
+_OURS = (Shim, Replacement)
 
 
 @dataclass(frozen=True, eq=False)

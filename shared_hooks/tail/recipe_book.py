@@ -21,7 +21,7 @@ from shared_hooks.errors import CutRefused, Disagreement, IsthmusError, PlanMism
 from shared_hooks.forward import context
 from shared_hooks.modules import ModuleInfo, fast_path_off
 from shared_hooks.purity import Turns
-from shared_hooks.sharing import Party, SharedCache
+from shared_hooks.sharing import Owner, SharedCache
 from shared_hooks.state import Settings
 from shared_hooks.tail.meta_runner import Budget
 from shared_hooks.tail.recipe import Placing, Recipe, blank_slots
@@ -50,7 +50,7 @@ class RehearsalLimits:
     refusal_seconds: float = 60.0
 
 
-payer: ContextVar[Party] = ContextVar("payer", default=Party())  # noqa: B039  # immutable
+payer: ContextVar[Owner] = ContextVar("payer", default=Owner())  # noqa: B039  # immutable
 """The account that this thread works for, so that one with ever new cuts cannot take another's share."""
 
 
@@ -58,10 +58,10 @@ class paid_by:  # used as a function
     """Charge rehearsals in the block to this account."""
 
     def __init__(self, account: str, client: str = "") -> None:
-        self._party = Party(account, client)
+        self._owner = Owner(account, client)
 
     def __enter__(self) -> None:
-        self._token = payer.set(self._party)
+        self._token = payer.set(self._owner)
 
     def __exit__(self, *_: object) -> None:
         payer.reset(self._token)

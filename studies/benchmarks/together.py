@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.generation.together import Together
+from shared_hooks.generation.together import Lockstep
 from studies.benchmarks.row import Line, Options, Row
 from studies.benchmarks.timing import cpu_ns, interleave, pairwise, ratio, spreads
 
@@ -26,7 +26,7 @@ def measure(options: Options) -> Row:
     lines, details = [], {}
     for name, (layers, width, heads) in NETWORKS.items():
         model = _decoder(layers, width, heads)
-        with torch.no_grad(), Together(model) as together:
+        with torch.no_grad(), Lockstep(model) as together:
             steps = [_step(model, length) for length in LENGTHS]
             for count in COUNTS:
                 line, detail = _compared(together, steps[:count], name, options)
@@ -36,7 +36,7 @@ def measure(options: Options) -> Row:
 
 
 def _compared(
-    together: Together, steps: list[Callable[[], Any]], name: str, options: Options
+    together: Lockstep, steps: list[Callable[[], Any]], name: str, options: Options
 ) -> tuple[Line, dict[str, Any]]:
     run: dict[str, Callable[[], Any]] = {
         "together": lambda: [outcome.result() for outcome in together.run(steps)],

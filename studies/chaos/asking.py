@@ -24,8 +24,8 @@ import torch
 from edge_client import Answer, ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.controller import SplitController
-from edge_client.given import Loaded
 from edge_client.survey import Wanted, gather
+from edge_client.user_input import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.models import load_spec
 from studies.chaos.model import CUTS, inputs

@@ -25,10 +25,10 @@ from edge_client.call import Call, Load
 from edge_client.model_choice import ModelChoice
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.probing import fetch_profile, probe, round_trip
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY
 from edge_client.survey import LONGEST_PAUSE
 from edge_client.transport import Stamps, now_ns
 from edge_client.transport.options import ConnectionOptions
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY
 from shared_hooks.errors import IsthmusError
 from shared_hooks.forward.session import run_plain
 from shared_hooks.models import InputItem, find_inputs, load_spec

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_client.spoken import EDGE_ONLY
+from edge_client.user_text import EDGE_ONLY
 
 GOOD = 1.10
 """A candidate whose mean is at most so many times the best one's is as good as any."""

@@ -19,9 +19,9 @@ from edge_client.call import Load
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.planning.objective import STAGES, Candidate
 from edge_client.planning.predict import Correction, Sample, cuts_to_measure, predict
-from edge_client.spoken import EDGE_ONLY
 from edge_client.survey import CORRECTION_ROUNDS
 from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import INPUT_CUT
 from studies.experiments import images

@@ -20,7 +20,7 @@ import numpy as np
 
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.predict import Candidate, predict
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.models import InputItem, load_spec
 from shared_hooks.profiling import profile as profiles
 from studies.experiments import images

@@ -33,7 +33,7 @@ from edge_client.planning.generation import (
 )
 from edge_client.planning.link import Curve, Link
 from edge_client.screen import table
-from edge_client.spoken import EDGE_ONLY
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply
 from shared_hooks.profiling.decoding import Measurement, words_at_random
 from studies.benchmarks.machine import facts

@@ -13,7 +13,7 @@ from cloud_server.access import Caller
 from cloud_server.core import Core
 from shared_hooks import errors
 from shared_hooks.lifecycle import Event, Stage
-from shared_hooks.sharing import Party
+from shared_hooks.sharing import Owner
 from tests.cloud_server.fakes import (
     CoreClient,
     FakeEngine,
@@ -145,7 +145,7 @@ class TestBounds:
         crossings = [make_crossing(1, f"layer{number}") for number in range(10)]
         for crossing in crossings:
             client.send(upload(crossing))
-            core.crossings.get(crossings[0].digest, Party("address test", "alice"))
+            core.crossings.get(crossings[0].digest, Owner("address test", "alice"))
         assert len(core.crossings) == 8 and crossings[0].digest in core.crossings
         assert crossings[1].digest not in core.crossings
 

@@ -25,7 +25,7 @@ from cloud_server.scheduling import scheduler as trim
 from cloud_server.scheduling.fair_queue import FairQueue, Payer, Task
 from cloud_server.transport.rest.application import read_body
 from shared_hooks.errors import NotAuthenticated, ServerUnavailable, TooLarge
-from shared_hooks.sharing import Party
+from shared_hooks.sharing import Owner
 from tests.cloud_server.fleet.served import entry, write_weights
 
 
@@ -40,10 +40,10 @@ def test_tokens_are_compared_to_their_last_byte() -> None:
 
 
 def test_answers_that_a_client_does_not_fetch_take_its_places() -> None:
-    room, party = Room(Limits(max_in_flight=3)), Party("account", "client")
-    room.check_client(party, 2)
+    room, owner = Room(Limits(max_in_flight=3)), Owner("account", "client")
+    room.check_client(owner, 2)
     with pytest.raises(ServerUnavailable, match="not fetched"):
-        room.check_client(party, 3)
+        room.check_client(owner, 3)
 
 
 def test_a_wait_is_shared_by_the_workers() -> None:

@@ -345,7 +345,7 @@ def test_a_request_whose_records_cannot_be_made_is_not_left_on_its_way(monkeypat
         with pytest.raises(KeyboardInterrupt):
             client.infer(image())
         assert client._connection is not None and not client._connection._waiting
-        assert client.requests.places.take("stem", 1, 0.0) is not None
+        assert client.requests.reservations.take("stem", 1, 0.0) is not None
 
 
 def test_a_client_that_is_closed_while_it_opens_connects_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

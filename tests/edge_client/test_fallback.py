@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
-from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import connection
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import Disagreement, ServerUnavailable, SpecError
 from tests.edge_client import fake_server as fake
 from tests.edge_client import small_models

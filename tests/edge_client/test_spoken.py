@@ -9,7 +9,7 @@ import pytest
 
 import edge_client
 from edge_client.__main__ import main
-from edge_client.spoken import by_command, either, option
+from edge_client.user_text import by_command, either, option
 from shared_hooks.errors import IsthmusError
 
 QUIET: Any = {"progress": False}

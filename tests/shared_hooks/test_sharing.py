@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shared_hooks.sharing import MAX_USERS, Holding, Party, SharedCache, Shares, giving_way
+from shared_hooks.sharing import MAX_USERS, Holding, Owner, SharedCache, Shares, giving_way
 
-PARTIES = st.builds(Party, st.sampled_from("abc"), st.sampled_from("xyz"))
+PARTIES = st.builds(Owner, st.sampled_from("abc"), st.sampled_from("xyz"))
 
 
 HOLDINGS = st.lists(
@@ -31,13 +31,13 @@ HOLDINGS = st.lists(
 def shares_of(holdings: list[Holding[int]], limit: int) -> Shares:
     shares = Shares(limit)
     for one in holdings:
-        shares.add(one.party, one.amount)
+        shares.add(one.owner, one.amount)
     return shares
 
 
 @given(HOLDINGS, PARTIES, st.integers(0, 12), st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
-def test_who_gives_way(holdings: list[Holding[int]], newcomer: Party, amount: int, limit: int) -> None:
+def test_who_gives_way(holdings: list[Holding[int]], newcomer: Owner, amount: int, limit: int) -> None:
     shares, by_thing = shares_of(holdings, limit), {one.thing: one for one in holdings}
     gone = giving_way(shares, newcomer, amount, holdings)
     if gone is None:
@@ -46,16 +46,16 @@ def test_who_gives_way(holdings: list[Holding[int]], newcomer: Party, amount: in
     for one in map(by_thing.__getitem__, gone):  # each for a reason, as it was when it was chosen
         own, alone = shares.account(newcomer.account) + amount, shares.client(newcomer) + amount
         assert one.usefulness is not None and not shares.has_room(amount)
-        if one.party.account != newcomer.account:
-            assert shares.account(one.party.account) > own
+        if one.owner.account != newcomer.account:
+            assert shares.account(one.owner.account) > own
         else:
-            assert one.is_idle or shares.client(one.party) > alone
-        shares.remove(one.party, one.amount)
+            assert one.is_idle or shares.client(one.owner) > alone
+        shares.remove(one.owner, one.amount)
     assert shares.has_room(amount)
 
 
 def test_two_that_hold_as_much_do_not_take_from_each_other() -> None:
-    ann, bob = Party("a"), Party("b")
+    ann, bob = Owner("a"), Owner("b")
     equal = [Holding(1, ann, 1, (0,)), Holding(2, bob, 1, (0,))]
     assert giving_way(shares_of(equal, 2), bob, 1, equal) is None
     more = [Holding(number, ann, 1, (-number,)) for number in range(3)]
@@ -63,7 +63,7 @@ def test_two_that_hold_as_much_do_not_take_from_each_other() -> None:
 
 
 def test_what_is_idle_gives_way_to_who_does_something() -> None:
-    ann = Party("a", "1")
+    ann = Owner("a", "1")
     idle, busy = Holding(1, ann, 4, (0,), is_idle=True), Holding(2, ann, 4, (1,))
     assert giving_way(shares_of([idle, busy], 8), ann, 4, [busy, idle]) == [1]
     assert giving_way(shares_of([busy], 4), ann, 4, [busy]) is None
@@ -75,36 +75,36 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shares = Shares(100)
-        self.held: Counter[Party] = Counter()
+        self.held: Counter[Owner] = Counter()
 
-    @rule(party=PARTIES, amount=st.integers(0, 30))
-    def add(self, party: Party, amount: int) -> None:
-        self.shares.add(party, amount)
-        self.held[party] += amount
+    @rule(owner=PARTIES, amount=st.integers(0, 30))
+    def add(self, owner: Owner, amount: int) -> None:
+        self.shares.add(owner, amount)
+        self.held[owner] += amount
 
-    @rule(party=PARTIES, amount=st.integers(0, 30))
-    def remove(self, party: Party, amount: int) -> None:
-        if amount > self.held[party]:
+    @rule(owner=PARTIES, amount=st.integers(0, 30))
+    def remove(self, owner: Owner, amount: int) -> None:
+        if amount > self.held[owner]:
             with pytest.raises(ValueError, match="gives back"):
-                self.shares.remove(party, amount)
+                self.shares.remove(owner, amount)
         else:
-            self.shares.remove(party, amount)
-            self.held[party] -= amount
+            self.shares.remove(owner, amount)
+            self.held[owner] -= amount
 
     @invariant()
     def agrees(self) -> None:
         assert self.shares.total == sum(self.held.values())
-        assert dict(self.shares.parties()) == {party: held for party, held in self.held.items() if held}
+        assert dict(self.shares.parties()) == {owner: held for owner, held in self.held.items() if held}
         for account in "abc":
-            assert self.shares.account(account) == sum(n for party, n in self.held.items() if party.account == account)
+            assert self.shares.account(account) == sum(n for owner, n in self.held.items() if owner.account == account)
         fullest = self.shares.fullest()
         assert (fullest is None) == (self.shares.total == 0)
         if fullest is not None:
             assert all(self.shares.account(fullest.account) >= self.shares.account(account) for account in "abc")
 
     def teardown(self) -> None:
-        for party, amount in list(self.held.items()):
-            self.shares.remove(party, amount)
+        for owner, amount in list(self.held.items()):
+            self.shares.remove(owner, amount)
         assert self.shares.total == 0 and not self.shares._of and not self.shares._sums  # nothing is remembered
 
 
@@ -117,14 +117,14 @@ class Caches(RuleBasedStateMachine):
         super().__init__()
         self.cache: SharedCache[int, str] = SharedCache(4, 20)
 
-    @rule(key=st.integers(0, 9), size=st.integers(0, 25), party=PARTIES)
-    def put(self, key: int, size: int, party: Party) -> None:
-        self.cache.put(key, str(key), size, party)
+    @rule(key=st.integers(0, 9), size=st.integers(0, 25), owner=PARTIES)
+    def put(self, key: int, size: int, owner: Owner) -> None:
+        self.cache.put(key, str(key), size, owner)
         assert key in self.cache
 
-    @rule(key=st.integers(0, 9), party=PARTIES)
-    def get(self, key: int, party: Party) -> None:
-        assert self.cache.get(key, party) == (str(key) if key in self.cache else None)
+    @rule(key=st.integers(0, 9), owner=PARTIES)
+    def get(self, key: int, owner: Owner) -> None:
+        assert self.cache.get(key, owner) == (str(key) if key in self.cache else None)
 
     @rule(key=st.integers(0, 9))
     def drop(self, key: int) -> None:
@@ -136,8 +136,8 @@ class Caches(RuleBasedStateMachine):
         cache = self.cache
         assert len(cache) <= 4 and (cache.nbytes <= 20 or len(cache) == 1)
         assert cache.nbytes == sum(size for _, size in cache._kept.values())
-        claims = {(key, party) for party, keys in cache._used.items() for key in keys}
-        assert claims == {(key, party) for key, parties in cache._users.items() for party in parties}
+        claims = {(key, owner) for owner, keys in cache._used.items() for key in keys}
+        assert claims == {(key, owner) for key, parties in cache._users.items() for owner in parties}
         assert cache._numbers.total == len(claims) and cache._users.keys() == cache._kept.keys()
         assert cache._sizes.total == sum(cache._kept[key][1] for key, _ in claims)
         assert all(0 < len(parties) <= MAX_USERS for parties in cache._users.values())
@@ -153,7 +153,7 @@ TestCaches = Caches.TestCase
 
 def test_who_brings_ever_new_things_pushes_out_its_own() -> None:
     cache: SharedCache[int, int] = SharedCache(10, 1000)
-    honest, churner, other = Party("a", "honest"), Party("a", "churner"), Party("b")
+    honest, churner, other = Owner("a", "honest"), Owner("a", "churner"), Owner("b")
     cache.put(0, 0, 1, honest)
     cache.put(1, 1, 1, other)
     for number in range(2, 500):
@@ -163,11 +163,11 @@ def test_who_brings_ever_new_things_pushes_out_its_own() -> None:
 
 def test_a_thing_used_by_many_outlives_the_one_who_brought_it() -> None:
     cache: SharedCache[int, int] = SharedCache(10, 1000)
-    honest, churner = Party("a"), Party("b")
+    honest, churner = Owner("a"), Owner("b")
     cache.put(0, 0, 1, churner)
     cache.get(0, honest)
     for number in range(1, 500):
         cache.put(number, number, 1, churner)
         for name in range(20):  # nor do names push it out, which cost nothing
-            cache.get(number, Party("b", str(name)))
+            cache.get(number, Owner("b", str(name)))
     assert cache.get(0, honest) == 0

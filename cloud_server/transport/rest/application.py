@@ -43,7 +43,7 @@ from shared_hooks.errors import (
     TooLarge,
 )
 from shared_hooks.lifecycle import Stage, on_behalf_of
-from shared_hooks.sharing import Party
+from shared_hooks.sharing import Owner
 
 # Answers on their way.
 
@@ -171,7 +171,7 @@ class Work:
             query, wanted = asking.read(partial(messages.read, model, version, body, json_bytes))
             result = inference.infer(asking, query)
             del body, query
-            with inference.held.hold(asking.party, leave) as hold:
+            with inference.held.hold(asking.owner, leave) as hold:
                 hold.more(messages.answer_bytes(result, wanted))
                 head, behind = asking.read(partial(messages.answer, result, wanted))
                 deliver(head, behind)
@@ -405,7 +405,7 @@ class Application:
         self, name: str, what: str, caller: Caller, headers: Mapping[bytes, bytes], receive: Receive, peer: Peer
     ) -> None:
         """Load or unload a model in a thread; returns when that is done."""
-        with self._inference.held.hold(Party(caller.account, peer.name), peer.leave) as hold:
+        with self._inference.held.hold(Owner(caller.account, peer.name), peer.leave) as hold:
             reading = read_body(headers, receive, hold, MAX_CHANGE_BYTES, peer.record_activity)
             try:
                 body = await asyncio.wait_for(reading, CHANGE_SECONDS)
@@ -431,7 +431,7 @@ class Application:
         inference.core.check_open()
         inference.engine(caller, name, version)
         limits = inference.core.limits
-        with inference.held.hold(Party(caller.account, peer.name), peer.leave) as hold:
+        with inference.held.hold(Owner(caller.account, peer.name), peer.leave) as hold:
             length = json_bytes(headers)
             if (length or 0) > limits.max_message_bytes:
                 raise TooLarge(

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cloud_server.access import Caller, names_in
 from cloud_server.streams import Pace
-from cloud_server.transport.active_calls import Place, WaitingCalls
+from cloud_server.transport.active_calls import WaitingCall, WaitingCalls
 
 MAX_WAITING_CONNECTIONS = 128
 IDLE_SECONDS = 60.0
@@ -53,7 +53,7 @@ class Peer:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._waiting = waiting
-        self._place: Place | None = None
+        self._place: WaitingCall | None = None
         self._request = object()
         self._closed = asyncio.Event()
         self.waits(self._request)

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from cloud_server.cluster.census import Place
+from cloud_server.cluster.census import ReplicaPlace
 from cloud_server.cluster.front import Front
 from cloud_server.cluster.replica import Replica
 from cloud_server.config import ServerConfig
@@ -35,16 +35,16 @@ class FakeRay:
     def groups(self) -> Sequence[str]:
         return list(self.replicas)
 
-    def find(self, group: str, session: str) -> Place:
+    def find(self, group: str, session: str) -> ReplicaPlace:
         self.asked.append((group, session))
         if group in self.mute or (group in self.silent and "#" not in session):
             raise ServerUnavailable(f"no replica of {group} answers")
         for replica in self.replicas[group]:
-            return Place.of(replica.place())
+            return ReplicaPlace.of(replica.place())
         raise ServerUnavailable(f"no replica of {group} answers")
 
-    def all(self, group: str, metrics: bool) -> list[Place]:
-        return [Place.of(replica.place(metrics)) for replica in self.replicas[group] if group not in self.mute]
+    def all(self, group: str, metrics: bool) -> list[ReplicaPlace]:
+        return [ReplicaPlace.of(replica.place(metrics)) for replica in self.replicas[group] if group not in self.mute]
 
 
 def kill(replica: Replica) -> None:

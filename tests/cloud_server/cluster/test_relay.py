@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cloud_server.access import Caller, Policy, entry, hash_of, new_token
 from cloud_server.cluster import passport, relay
-from cloud_server.cluster.census import Place
+from cloud_server.cluster.census import ReplicaPlace
 from cloud_server.cluster.passport import stamp
 from cloud_server.cluster.relay import key
 from cloud_server.config import ModelEntry
@@ -268,7 +268,7 @@ class TestWhoMay:
             ask_list = split_pb2_grpc.SplitStub(channel).ListModels
             # It is known now, by another model's name.
             place = there.ray.replicas["fake"][0].place()
-            there.front._census._places["covert"] = [Place.of({**place, "models": [("covert", "w1")]})]
+            there.front._census._places["covert"] = [ReplicaPlace.of({**place, "models": [("covert", "w1")]})]
             there.ray.asked.clear()
             assert len(ask_list(split_pb2.ListModelsRequest(), metadata=BEARER).models) == 1
             assert {group for group, _ in there.ray.asked} == {"fake"}
@@ -276,7 +276,7 @@ class TestWhoMay:
     @pytest.mark.parametrize("metadata", [[], [("authorization", "bearer wrong")]], ids=["nothing", "a wrong secret"])
     def test_a_replica_takes_calls_of_fronts_alone(self, metadata: list[tuple[str, str]]) -> None:
         with cluster({"fake": [FakeEngine()]}) as there:
-            place = Place.of(there.ray.replicas["fake"][0].place())
+            place = ReplicaPlace.of(there.ray.replicas["fake"][0].place())
             passport = stamp(Caller("ipv4:1.2.3.4:5", "admin"), "guessed")[1]
             with grpc.insecure_channel(place.address) as channel, pytest.raises(grpc.RpcError) as error:
                 split_pb2_grpc.SplitStub(channel).ListModels(
@@ -343,7 +343,7 @@ class TestWhoMay:
         (tmp_path / "other").mkdir()
         another = passport.make(tmp_path / "other").certificate.read_text()
         for certificate, known in ((found.chain.decode(), True), (another, False)):
-            with passport.channel(Place("r", f"127.0.0.1:{port}", "s", certificate, ())) as way:
+            with passport.channel(ReplicaPlace("r", f"127.0.0.1:{port}", "s", certificate, ())) as way:
                 ready = grpc.channel_ready_future(way)
                 if known:
                     ready.result(PATIENCE)

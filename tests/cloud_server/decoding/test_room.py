@@ -13,7 +13,7 @@ from cloud_server import Limits
 from cloud_server.decoding import Sessions, Step
 from cloud_server.models import Computed
 from shared_hooks.errors import IsthmusError, ServerUnavailable, SessionLost, TooLarge
-from shared_hooks.sharing import Party
+from shared_hooks.sharing import Owner
 
 LIMITS = Limits(
     max_sessions=8,
@@ -24,7 +24,7 @@ LIMITS = Limits(
     session_idle_seconds=600,
     idle_seconds=600,
 )
-A, B, C = Party("lab", "a"), Party("lab", "b"), Party("home", "c")
+A, B, C = Owner("lab", "a"), Owner("lab", "b"), Owner("home", "c")
 
 
 class Held:
@@ -63,14 +63,14 @@ class Desk:
         Held.open = 0
         self.engine, self.sessions = Engine(), Sessions(limits)
 
-    def step(self, party: Party, session: int, number: int, nbytes: int = 0, fork: tuple[int, int] = (0, 0)) -> None:
+    def step(self, owner: Owner, session: int, number: int, nbytes: int = 0, fork: tuple[int, int] = (0, 0)) -> None:
         step = Step(session, number, "cut", *fork, close=False)
-        self.sessions.run(self.engine, party, step, str(nbytes).encode(), memoryview(b""))  # type: ignore[arg-type]
+        self.sessions.run(self.engine, owner, step, str(nbytes).encode(), memoryview(b""))  # type: ignore[arg-type]
 
-    def why(self, party: Party, session: int, number: int) -> str:
+    def why(self, owner: Owner, session: int, number: int) -> str:
         """Why it is lost."""
         with pytest.raises(SessionLost) as lost:
-            self.step(party, session, number)
+            self.step(owner, session, number)
         return str(lost.value)
 
 
@@ -189,17 +189,17 @@ def test_many_threads_at_once() -> None:
     """Whatever they are refused, the books balance."""
     desk, wrong = Desk(), list[BaseException]()
 
-    def ask(party: Party) -> None:
+    def ask(owner: Owner) -> None:
         for number in range(300):
             try:
-                desk.step(party, number % 3 + 1, 0, 40)
-                desk.step(party, number % 3 + 1, 1, 40, (0, 0))
+                desk.step(owner, number % 3 + 1, 0, 40)
+                desk.step(owner, number % 3 + 1, 1, 40, (0, 0))
             except IsthmusError:
                 pass
             except BaseException as error:
                 wrong.append(error)
 
-    threads = [threading.Thread(target=ask, args=(party,)) for party in (A, B, C, A)]
+    threads = [threading.Thread(target=ask, args=(owner,)) for owner in (A, B, C, A)]
     _together(threads)
     assert not wrong
     assert desk.sessions.nbytes <= LIMITS.max_sessions_bytes

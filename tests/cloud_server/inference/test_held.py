@@ -6,12 +6,12 @@ import pytest
 
 from cloud_server.inference import Held
 from shared_hooks.errors import ServerUnavailable, TooLarge
-from shared_hooks.sharing import Party
+from shared_hooks.sharing import Owner
 
 
 def test_who_holds_the_most_gives_way() -> None:
     held, gone = Held(100), []
-    alice, bob = Party("alice", "1"), Party("bob", "1")
+    alice, bob = Owner("alice", "1"), Owner("bob", "1")
     with (
         held.hold(alice, lambda: gone.append("first")) as first,
         held.hold(alice, lambda: gone.append("second")) as two,

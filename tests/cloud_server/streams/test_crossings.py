@@ -13,10 +13,10 @@ import pytest
 from cloud_server.limits import Limits
 from cloud_server.streams import CrossingCache
 from shared_hooks.crossing import decode, decoded_bytes, digest_of
-from shared_hooks.sharing import Party
+from shared_hooks.sharing import Owner
 from tests.cloud_server.fakes import make_crossing
 
-HONEST, HOSTILE = Party("address test", "honest"), Party("address test", "hostile")
+HONEST, HOSTILE = Owner("address test", "honest"), Owner("address test", "hostile")
 EMPTY: dict[str, Any] = json.loads(make_crossing(0).to_bytes())
 COUNT = 5000
 

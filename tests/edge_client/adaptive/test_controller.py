@@ -16,7 +16,7 @@ from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, Objective, decide, undominated
 from edge_client.planning.predict import predict
-from edge_client.spoken import CLOUD_ONLY, EDGE_ONLY
+from edge_client.user_text import CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import CutProfile
 from tests.edge_client.planning.made import MS, SHAPES, Layer, funnel, losses, profile, with_codecs

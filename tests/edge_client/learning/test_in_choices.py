@@ -20,7 +20,7 @@ from edge_client.model_choice import ModelChoice
 from edge_client.planning.leakage import CutLeakage, LeakageTable, Spread, bound_of, write
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints
-from edge_client.spoken import EDGE_ONLY
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import CODECS, learned
 from shared_hooks.codecs.learned import Bottleneck, Design, LearnedFile, Piece, SymbolCoder

@@ -12,12 +12,12 @@ import torch
 
 from edge_client import EdgeClient, learn, local_server
 from edge_client.__main__ import main
-from edge_client.given import given
 from edge_client.learning.examples import examples_of
 from edge_client.learning.training import Terms, Trainer, ladder, parted
 from edge_client.model_choice import ModelChoice
 from edge_client.tasks.learn import FILE, Learned
 from edge_client.tasks.subject import subject_of
+from edge_client.user_input import given
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.learned import read
 from shared_hooks.errors import CutRefused, Disagreement, SpecError

@@ -12,7 +12,7 @@ from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate, Constraints, decide
 from edge_client.planning.partitioners import Situation, find_partitioner
 from edge_client.planning.predict import predict
-from edge_client.spoken import CLOUD_ONLY
+from edge_client.user_text import CLOUD_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import ModelIdentity

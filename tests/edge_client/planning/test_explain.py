@@ -12,7 +12,7 @@ from edge_client.planning.link import Curve, Link, Speed
 from edge_client.planning.objective import Candidate, Objective, decide
 from edge_client.planning.partitioners import chosen
 from edge_client.planning.predict import predict
-from edge_client.spoken import EDGE_ONLY
+from edge_client.user_text import EDGE_ONLY
 from tests.edge_client.planning.made import MS, Layer, profile
 
 EDGE = profile("edge", [Layer(100, 1, 50_000)], input_bytes=50_000, encode_ms=0.0)

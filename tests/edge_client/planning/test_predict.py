@@ -12,7 +12,7 @@ from edge_client.call import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate
 from edge_client.planning.predict import Correction, Power, Sample, predict
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput
 from tests.edge_client.planning.made import MS, Layer, exactly, funnel, profile

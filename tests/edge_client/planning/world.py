@@ -13,7 +13,7 @@ from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate
 from edge_client.planning.predict import predict
-from edge_client.spoken import EDGE_ONLY
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.profiling.profile import Profile
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from edge_client.given import Loaded, load
 from edge_client.model_choice import ModelChoice
 from edge_client.process import local_server
 from edge_client.survey import LEAST_PROBED, Wanted, _of_another_machine, _served, edge_profile, probe_sizes
 from edge_client.survey import _file as file_of
+from edge_client.user_input import Loaded, load
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile as profiles

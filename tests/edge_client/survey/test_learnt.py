@@ -13,10 +13,10 @@ import torch
 import edge_client
 from edge_client import EdgeClient
 from edge_client.adaptive.beginning import _connector
-from edge_client.given import load
 from edge_client.model_choice import ModelChoice
 from edge_client.planning.codecs import Codecs, LossTable
 from edge_client.survey import Wanted, edge_profile, measured_by_servers, with_books
+from edge_client.user_input import load
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile as profiles

@@ -10,8 +10,8 @@ from edge_client.call import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, decide
 from edge_client.planning.predict import BATCHES, Correction, Sample, predict
-from edge_client.spoken import EDGE_ONLY
 from edge_client.tasks.plan import Planned
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.profiling.profile import Profile, Quartiles
 from tests.edge_client.planning.made import MS, Layer, profile
 

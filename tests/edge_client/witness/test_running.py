@@ -15,7 +15,7 @@ from edge_client.__main__ import main
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.controller import SplitController
 from edge_client.model_choice import ModelChoice
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import CutRefused
 from shared_hooks.models import load_spec
 from tests.edge_client import small_models

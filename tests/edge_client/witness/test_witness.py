@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from edge_client import Answer, EdgeClient, Failure
 from edge_client.call import Call
 from edge_client.model_choice import ModelChoice
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY
 from edge_client.transport.options import ConnectionOptions
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY
 from edge_client.witness import Kept, Share, compare, tolerance
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.lifecycle import Event, Lifecycle, Stage

@@ -19,7 +19,7 @@ from edge_client.planning.generation import (
 )
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.predict import Power
-from edge_client.spoken import EDGE_ONLY
+from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.decoding import Line
 from tests.edge_client.planning.generation.decoder import MS, WORDS, decoder, link

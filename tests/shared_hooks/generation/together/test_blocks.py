@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shared_hooks.generation.gates import LONGER, MOST_FORMS, TRIALS, BlockGate, _BlockCall
-from shared_hooks.generation.together import Together
+from shared_hooks.generation.together import Lockstep
 
 transformers = pytest.importorskip("transformers")
 
@@ -101,7 +101,7 @@ def run(
     monkeypatch.setattr(BlockGate, "through", counted)
     model, other = make(), make()
     texts, alone = ([Text(one, *size, given) for size in LENGTHS] for one in (model, other))
-    with torch.no_grad(), Together(model) as together:
+    with torch.no_grad(), Lockstep(model) as together:
         for number in range(steps):
             torch.manual_seed(number)
             outcomes = together.run([text.step for text in texts])
@@ -289,7 +289,7 @@ def test_what_draws_goes_alone_and_draws_as_alone(monkeypatch: pytest.MonkeyPatc
     assert run(lambda: Decoder(Block, Draws), monkeypatch) == 0
     model = Decoder(Block, Draws)
     texts = [Text(model, *size, lambda length: {}) for size in LENGTHS]
-    with torch.no_grad(), Together(model) as together:
+    with torch.no_grad(), Lockstep(model) as together:
         torch.manual_seed(0)
         together.run([text.step for text in texts])
         state = torch.random.get_rng_state()
@@ -359,7 +359,7 @@ def test_what_writes_to_what_it_is_given_goes_alone(block: type[Block], monkeypa
 
 def test_what_counts_its_calls_goes_alone() -> None:
     model, other = Decoder(Counts), Decoder(Counts)
-    with torch.no_grad(), Together(model) as together:
+    with torch.no_grad(), Lockstep(model) as together:
         texts, alone = ([Text(one, *size, lambda length: {}) for size in LENGTHS] for one in (model, other))
         for _ in range(4):
             outcomes = together.run([text.step for text in texts])
@@ -404,7 +404,7 @@ def test_a_block_that_fails_has_updated_each_state_once() -> None:
     model, other = Decoder(Fails), Decoder(Fails)
     texts, alone = ([Text(one, *size, given) for size in LENGTHS] for one in (model, other))
     failed = 0
-    with torch.no_grad(), Together(model) as together:
+    with torch.no_grad(), Lockstep(model) as together:
         for _ in range(STEPS):
             outcomes = together.run([text.step for text in texts])
             for text, one, outcome in zip(texts, alone, outcomes, strict=True):

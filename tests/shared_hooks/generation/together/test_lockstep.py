@@ -14,7 +14,7 @@ from torch import nn
 from shared_hooks import WrappedModel
 from shared_hooks.errors import Cancelled, PlanMismatch
 from shared_hooks.forward import bounded, interruptible
-from shared_hooks.generation.together import Together
+from shared_hooks.generation.together import Lockstep
 from shared_hooks.observers import ObservedCall, Observer
 
 
@@ -57,7 +57,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 @pytest.mark.parametrize("shapes", [[(1, 1)] * 5, [(1, 1), (3, 1), (2, 1)], [(1, 4), (2, 1), (1, 1)]])
 def test_each_gets_what_it_gets_alone(model: Counting, shapes: list[tuple[int, int]]) -> None:
     given = inputs(*shapes)
-    with Together(model) as together:
+    with Lockstep(model) as together:
         outcomes = together.run([lambda rows=rows: model(rows) for rows in given])
     for outcome, wanted in zip(outcomes, alone(model, given), strict=True):
         close(outcome.result(), wanted)
@@ -67,7 +67,7 @@ def test_each_gets_what_it_gets_alone(model: Counting, shapes: list[tuple[int, i
 
 def test_one_call_is_computed_as_ever(model: Counting) -> None:
     given = inputs((1, 1))
-    with Together(model) as together:
+    with Lockstep(model) as together:
         (outcome,) = together.run([lambda: model(given[0])])
         assert together.run([]) == []
     assert torch.equal(outcome.result(), alone(model, given)[0])
@@ -77,7 +77,7 @@ def test_one_call_is_computed_as_ever(model: Counting) -> None:
 def test_results_share_no_memory(model: Counting) -> None:
     """What one call writes to its own values does not reach another's."""
     given = inputs((1, 1), (1, 1))
-    with Together(model) as together:
+    with Lockstep(model) as together:
         one, other = (outcome.result() for outcome in together.run([lambda r=r: model.first(r) for r in given]))
     before = other.clone()
     one.fill_(torch.nan)
@@ -88,7 +88,7 @@ def test_results_share_no_memory(model: Counting) -> None:
 @pytest.mark.parametrize("rows", [torch.zeros(1, 1, 7), torch.zeros(1, 1, 8, dtype=torch.float64), "no tensor"])
 def test_what_one_raises_is_its_own(model: Counting, rows: Any) -> None:
     given = inputs((1, 1), (1, 1))
-    with Together(model) as together:
+    with Lockstep(model) as together:
         first, wrong, last = together.run([lambda r=r: model(r) for r in (given[0], rows, given[1])])
     for outcome, wanted in zip((first, last), alone(model, given), strict=True):
         close(outcome.result(), wanted)
@@ -106,7 +106,7 @@ def test_different_ways_come_together_again(model: Counting) -> None:
     def long() -> torch.Tensor:
         return model.last(model.block(model.first(model.first(b))))
 
-    with Together(model) as together:
+    with Lockstep(model) as together:
         outcomes = together.run([short, long])
     with torch.no_grad():
         close(outcomes[0].result(), short())
@@ -130,7 +130,7 @@ def test_one_is_ended_between_modules(model: Counting, error: BaseException) -> 
         asked.append(number)
         return error if number == 1 and asked.count(1) == 2 else None
 
-    with Together(model) as together:
+    with Lockstep(model) as together:
         outcomes = together.run([lambda rows=rows: careful(rows) for rows in given], ended)
     assert outcomes[1].error is error
     assert outcomes[1].meetings == 1
@@ -169,7 +169,7 @@ def test_a_calls_limit_holds_while_it_runs(model: Counting) -> None:
     def ended(number: int) -> None:
         assert not limits[0].may_come and not limits[1].may_come
 
-    with Together(model) as together:
+    with Lockstep(model) as together:
         assert [o.error for o in together.run([lambda: call(0), lambda: call(1)], ended)] == [None, None]
     assert seen == [[True, False], [False, True]]
 
@@ -186,7 +186,7 @@ def test_one_that_will_not_end_is_left_behind(model: Counting) -> None:
         return Cancelled("enough") if number == 0 else None
 
     (given,) = inputs((1, 1))
-    with Together(model) as together:
+    with Lockstep(model) as together:
         outcomes: list[Any] = together.run([stubborn, lambda: model(given)], ended)
     assert isinstance(outcomes[0].error, Cancelled)
     close(outcomes[1].result(), alone(model, [given])[0])
@@ -207,7 +207,7 @@ def test_what_ends_the_thread_ends_all(model: Counting) -> None:
             put_back.append(torch.is_grad_enabled())
 
     before = torch.is_grad_enabled()
-    with Together(model) as together, pytest.raises(KeyboardInterrupt):
+    with Lockstep(model) as together, pytest.raises(KeyboardInterrupt):
         together.run([careful, raises])
     assert put_back == [False]
     assert torch.is_grad_enabled() == before
@@ -228,7 +228,7 @@ def test_what_torch_keeps_for_the_thread_is_nobody_elses(model: Counting) -> Non
 
     modes = [lambda: torch.autocast("cpu", torch.bfloat16), torch.inference_mode, lambda: torch.device("cpu")]
     calls = [lambda m=m, r=r: under(m, r) for m, r in zip(modes, given[:3], strict=True)]
-    with Together(model) as together:
+    with Lockstep(model) as together:
         outcomes = together.run([*calls, plain])
     with torch.no_grad():
         for outcome, call in zip(outcomes[:3], calls, strict=True):
@@ -249,7 +249,7 @@ def test_context_variables_are_each_calls_own(model: Counting) -> None:
         return model(rows, lambda: seen.append((before, who.get())))
 
     given = inputs((1, 1), (1, 1))
-    with Together(model) as together:
+    with Lockstep(model) as together:
         together.run([lambda n=n, r=r: call(n, r) for n, r in zip("ab", given, strict=True)])
     assert seen == [("around", "a"), ("around", "b")]
     assert who.get() == "around"
@@ -258,7 +258,7 @@ def test_context_variables_are_each_calls_own(model: Counting) -> None:
 def test_sessions_count_their_own_layers(model: Counting) -> None:
     """A session of a wrapped model measures the layers of its own call, inside of a block, too."""
     given = inputs((1, 1), (1, 1))
-    with WrappedModel(model) as one, WrappedModel(model) as other, Together(model) as together:
+    with WrappedModel(model) as one, WrappedModel(model) as other, Lockstep(model) as together:
         for wrapped in (one, other):
             wrapped.forward(given[0])  # its first run puts shims on the modules
         outcomes = together.run([lambda w=w, r=r: w.forward(r) for w, r in zip((one, other), given, strict=True)])
@@ -279,7 +279,7 @@ def test_observers_see_their_own_call(model: Counting) -> None:
 
     given = inputs((1, 1), (2, 1))
     observer = Shapes(["first", "block.0"])
-    with observer.attach(model), Together(model) as together:
+    with observer.attach(model), Lockstep(model) as together:
         outcomes = together.run([lambda rows=rows: model(rows) for rows in given])
     assert sorted(seen) == [(1, 1, 8), (1, 1, 16), (2, 1, 8), (2, 1, 16)]
     for outcome, wanted in zip(outcomes, alone(model, given), strict=True):
@@ -289,7 +289,7 @@ def test_observers_see_their_own_call(model: Counting) -> None:
 def test_hooks_inside_a_block_see_one_call_at_a_time(model: Counting, capsys: pytest.CaptureFixture[str]) -> None:
     """Who looks at a part of a block is not shown the rows of several calls at once."""
     given = inputs((1, 1), (1, 1), (1, 1))
-    with Together(model) as together:
+    with Lockstep(model) as together:
         model.block[0].register_forward_hook(lambda module, args, output: print(len(args[0])))
         outcomes = together.run([lambda rows=rows: model(rows) for rows in given])
     assert capsys.readouterr().out == "1\n1\n1\n"
@@ -317,7 +317,7 @@ def test_what_a_model_keeps_on_itself_is_no_other_calls() -> None:
     model = Keeping().eval()
     given = inputs((1, 1), (1, 1), (1, 1))
     wanted = alone(model, given)
-    with Together(model) as together:
+    with Lockstep(model) as together:
         for _ in range(2):
             for outcome, output in zip(together.run([lambda r=r: model(r) for r in given]), wanted, strict=True):
                 close(outcome.result(), output)
@@ -329,7 +329,7 @@ def test_a_new_way_that_keeps_something_is_an_error() -> None:
     given = inputs((1, 1), (1, 1))
     wanted = alone(model, given)
     model.kept = None
-    with Together(model) as together:
+    with Lockstep(model) as together:
         quiet = together.run([lambda r=r: model(r, keeps=False) for r in given])
         assert [outcome.batch_size for outcome in quiet] == [2, 2]
         calls = [lambda r=r: model(r) for r in given]
@@ -344,7 +344,7 @@ def test_tails_run_together() -> None:
     """Several tails of a wrapped model: their prefixes are answered one by one, what follows the cut is shared."""
     model = Counting().eval()
     given = inputs((1, 1), (3, 1), (1, 2), (1, 1))
-    with WrappedModel(model, metrics=False) as wrapped, Together(model) as together:
+    with WrappedModel(model, metrics=False) as wrapped, Lockstep(model) as together:
         heads = [wrapped.head("first", rows) for rows in given]
         outcomes = together.run([lambda head=head: wrapped.tail(head) for head in heads])
     for outcome, wanted in zip(outcomes, alone(model, given), strict=True):
@@ -354,8 +354,8 @@ def test_tails_run_together() -> None:
 
 def test_the_gates_go_as_they_came(model: Counting) -> None:
     before = [dict(vars(module)) for module in model.modules()]
-    one = Together(model)
-    with Together(model):
+    one = Lockstep(model)
+    with Lockstep(model):
         pass
     (given,) = inputs((1, 1))
     first, second = one.run([lambda: model(given), lambda: model(given)])
@@ -368,5 +368,5 @@ def test_the_gates_go_as_they_came(model: Counting) -> None:
 def test_a_model_in_training_has_no_gates() -> None:
     model = Counting().train()
     (given,) = inputs((1, 1))
-    with Together(model) as together:
+    with Lockstep(model) as together:
         assert [o.batch_size for o in together.run([lambda: model(given), lambda: model(given)])] == [1, 1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared_hooks.generation import DecodingSession, DecodingTail, InProcess, SplitForward
-from shared_hooks.generation.together import Together
+from shared_hooks.generation.together import Lockstep
 from tests.shared_hooks.generation.small import cut_of, make, prompt
 
 
@@ -36,7 +36,7 @@ def test_steps_of_sessions_at_one_cut_run_together(name: str) -> None:
             here.generate(**prompt(1, length), max_new_tokens=8, do_sample=False)
     alone, shared = ([tail.open() for _ in links] for _ in range(2))
     met: list[int] = []
-    with Together(there) as together:
+    with Lockstep(there) as together:
         for steps in zip(*(link.asked for link in links), strict=True):
             outcomes = together.run(
                 [

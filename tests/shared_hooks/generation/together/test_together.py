@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks.generation.together import Together
+from shared_hooks.generation.together import Lockstep
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -114,7 +114,7 @@ def test_sessions_decode_as_alone(name: str) -> None:
         sessions = [Session.__new__(Session) for _ in shared]
         for session, kept in zip(sessions, shared, strict=True):
             vars(session).update(kept)
-        with Together(model) as together:
+        with Lockstep(model) as together:
             for _ in range(TOKENS):
                 outcomes = together.run([session.step for session in sessions])
                 for one, outcome in zip(alone, outcomes, strict=True):
@@ -131,7 +131,7 @@ def test_sessions_decode_as_alone(name: str) -> None:
 def test_a_cache_holds_no_other_sessions_memory() -> None:
     """What a session keeps of a step is no part of a batch's memory: it does not keep others' alive, nor reach them."""
     model = build("llama")
-    with torch.no_grad(), Together(model) as together:
+    with torch.no_grad(), Lockstep(model) as together:
         caches = [transformers.DynamicCache(config=model.config) for _ in range(3)]
         ids = torch.tensor([[5]])
         together.run([lambda cache=cache: model(input_ids=ids, past_key_values=cache) for cache in caches])
@@ -145,7 +145,7 @@ def test_steps_of_different_lengths_meet() -> None:
     """A prompt's chunk, several drafted tokens and one token go through the same modules as one."""
     model = build("llama")
     chunks = [torch.arange(2, 2 + length)[None] for length in (1, 4, 9)]
-    with torch.no_grad(), Together(model) as together:
+    with torch.no_grad(), Lockstep(model) as together:
         outcomes = together.run([lambda ids=ids: model(input_ids=ids).logits for ids in chunks])
         for outcome, ids in zip(outcomes, chunks, strict=True):
             close(outcome.result(), model(input_ids=ids).logits)

@@ -21,7 +21,7 @@ from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.screen import one_line, printable
 from edge_client.sources import SUFFIXES as VIDEO_SUFFIXES
 from edge_client.sources import Item, is_camera, without_password
-from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS, either, option
+from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS, either, option
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near_path
@@ -198,7 +198,7 @@ _KINDS: Final = (Call, tuple, Mapping, torch.Tensor, np.ndarray, bytes, bytearra
 
 
 @dataclass(frozen=True)
-class Given:
+class NamedInput:
     """One input: a file, read again each time, or ``value`` in memory, converted as by `EdgeClient.infer`. ``label``:
     its truth, if no file contains it.
     """
@@ -249,7 +249,7 @@ class Given:
             raise SpecError(f"{self.item.path} cannot be read: {error.strerror}") from error
 
 
-def given(inputs: Any) -> list[Given]:
+def named_inputs(inputs: Any) -> list[NamedInput]:
     """Return all of ``inputs``, in order; empty for None. A list contains several, anything else is one: a tuple or a
     dictionary is the arguments of one call.
 
@@ -268,29 +268,30 @@ def given(inputs: Any) -> list[Given]:
     return [replace(one, name=f"input {at}") if one.name == NAMELESS else one for at, one in enumerate(found)]
 
 
-def _one(value: Any) -> list[Given]:
-    if isinstance(value, Given):
+def _one(value: Any) -> list[NamedInput]:
+    if isinstance(value, NamedInput):
         return [value]
     if isinstance(value, InputItem):
         return named([value])
     if isinstance(value, (str, Path)):
         return named(find_inputs(value))
     if isinstance(value, _KINDS) or is_picture(value):
-        return [Given(NAMELESS, value=value)]
+        return [NamedInput(NAMELESS, value=value)]
     raise InputMismatch(
         f"an input of type {type(value).__name__} is not taken: expected {TAKEN}; a folder, a glob, or a list of inputs"
     )
 
 
-def named(items: Sequence[InputItem]) -> list[Given]:
+def named(items: Sequence[InputItem]) -> list[NamedInput]:
     """Inputs by file name; by path if several files have one name."""
     names = [item.name for item in items]
     return [
-        Given(printable(item.name if names.count(item.name) == 1 else str(Path(item.path))), item) for item in items
+        NamedInput(printable(item.name if names.count(item.name) == 1 else str(Path(item.path))), item)
+        for item in items
     ]
 
 
-def labelled(pairs: Iterable[Any], what: str) -> list[Given]:
+def labelled(pairs: Iterable[Any], what: str) -> list[NamedInput]:
     """Inputs with labels, from pairs of an input in memory and its label. Raises InputMismatch for what is no pair."""
     found = []
     for at, pair in enumerate(pairs):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from edge_client.call import Call
-from edge_client.given import given, labelled
+from edge_client.user_input import labelled, named_inputs
 from shared_hooks.errors import InputMismatch
 from shared_hooks.models import load_spec
 
@@ -22,18 +22,18 @@ def test_a_file_its_bytes_its_picture_and_its_tensor_are_one_input() -> None:
     spec = load_spec("digits")
     (wanted,), _ = spec.preprocess(IMAGE)
     for value in (IMAGE, str(IMAGE), IMAGE.read_bytes(), Image.open(IMAGE), wanted, wanted.numpy(), (wanted,)):
-        (one,) = given(value)
+        (one,) = named_inputs(value)
         (found,), kwargs = one.read(spec)
         assert torch.equal(found, wanted) and kwargs == {}, type(value).__name__
         assert one.read(spec)[0][0] is not wanted  # nobody else's
 
 
 def test_a_list_is_several_and_a_tuple_one() -> None:
-    both = given([np.zeros(3), {"x": np.zeros(3)}])
+    both = named_inputs([np.zeros(3), {"x": np.zeros(3)}])
     assert [one.name for one in both] == ["input 0", "input 1"]
-    assert len(given((np.zeros(3), np.zeros(3)))) == 1
-    assert [one.truth for one in given(IMAGE.parent)][:1] == ["1"] and given(None) == []
-    assert len(given([str(IMAGE), str(IMAGE)])) == 1
+    assert len(named_inputs((np.zeros(3), np.zeros(3)))) == 1
+    assert [one.truth for one in named_inputs(IMAGE.parent)][:1] == ["1"] and named_inputs(None) == []
+    assert len(named_inputs([str(IMAGE), str(IMAGE)])) == 1
 
 
 def test_a_digest_is_of_what_the_input_holds() -> None:
@@ -50,9 +50,9 @@ def test_a_digest_is_of_what_the_input_holds() -> None:
             picture.rotate(90),
         ),
     ]
-    digests = [one.digest() for one in given(values)]
+    digests = [one.digest() for one in named_inputs(values)]
     assert len(set(digests)) == len(values) and all(digests)
-    assert given(np.zeros(3))[0].digest() == given(torch.zeros(3, dtype=torch.float64))[0].digest()
+    assert named_inputs(np.zeros(3))[0].digest() == named_inputs(torch.zeros(3, dtype=torch.float64))[0].digest()
 
 
 def test_pairs_have_labels_and_what_is_none_is_told() -> None:
@@ -61,4 +61,4 @@ def test_pairs_have_labels_and_what_is_none_is_told() -> None:
     with pytest.raises(InputMismatch, match="entry 1 is no such pair"):
         labelled([(np.zeros(3), 7), np.zeros(3)], "data")
     with pytest.raises(InputMismatch, match="of type int is not taken: expected a tensor"):
-        given([3])
+        named_inputs([3])
