@@ -125,7 +125,7 @@ PASSPORT = "isthmus-caller"
 
 
 @dataclass(frozen=True)
-class Credentials:
+class CallCredentials:
     """The credentials of a call. ``token``: its hash, or None. ``names``: of the verified certificate; None while they
     are not known. ``passport``: as received, and ignored unless passports are accepted.
     """
@@ -249,7 +249,7 @@ class Identities:
     policies: Mapping[str, Policy] = field(default_factory=dict)
     disabled: frozenset[str] = frozenset()
 
-    def prove(self, shown: Credentials, now: float) -> str:
+    def prove(self, shown: CallCredentials, now: float) -> str:
         """Return the identity that these credentials prove; "" if only the certificate can tell, and it is not known
         yet.
 
@@ -622,7 +622,7 @@ class Register:
     def _paths(self) -> Iterable[Path]:
         return [] if self._path is None else [self._path]
 
-    def caller(self, peer: str, shown: Credentials) -> Caller:
+    def caller(self, peer: str, shown: CallCredentials) -> Caller:
         """Return the caller with these credentials, or that a trusted server vouches for.
 
         Raises AccessRefused, usually NotAuthenticated, with the reason.
@@ -639,12 +639,12 @@ class Register:
         identity = identities.prove(shown, time.time())
         return Caller(peer, identity, identities.policies.get(identity, EVERYTHING))
 
-    def check(self, shown: Credentials) -> None:
+    def check(self, shown: CallCredentials) -> None:
         """As `caller`, with only a call's metadata, before its certificate is known."""
         if shown.passport:
             self._vouched(shown.passport)
         elif self._identities is not None:
-            self._identities.prove(Credentials(shown.token, None if self.certificates else ()), time.time())
+            self._identities.prove(CallCredentials(shown.token, None if self.certificates else ()), time.time())
 
     def _vouched(self, passport: str) -> Caller:
         """Return the caller that another server vouches for. Raises NotAuthenticated, and AccessRefused for a disabled

@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from functools import partial
 
 from cloud_server.access import Caller, Quotas, granted
-from cloud_server.decoding import Sessions, Step
+from cloud_server.decoding import Sessions, SessionStep
 from cloud_server.executor import Executor, LastOfChain, Onward
 from cloud_server.fleet import Fleet
-from cloud_server.fleet.version import Deferred
+from cloud_server.fleet.version import DeferredRequest
 from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Request, RequestTable
 from cloud_server.scheduling import BatchLimits, Payer, Scheduler, Task, Trim, Workers
-from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
+from cloud_server.streams import AccountPace, CrossingCache, ProbeStream, StreamSession
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -71,7 +71,7 @@ class Core:
         self.engines: Mapping[str, Engine] = engines if isinstance(engines, Fleet) else _named(engines)
         self.crossings = CrossingCache(self.limits)
         self.decoding = Sessions(self.limits)
-        self.pace = Pace(self.limits.max_frames_share)
+        self.pace = AccountPace(self.limits.max_frames_share)
         self.requests = RequestTable(self.limits, self.check_open, self.lifecycle, self._check_new)
         self._changed = self.requests.changed  # guards draining and sessions, too: nothing is admitted during a drain
         self._draining = False
@@ -179,7 +179,7 @@ class Core:
             self._changed.notify_all()
 
     @contextmanager
-    def probing(self, caller: Caller) -> Iterator[Probe]:
+    def probing(self, caller: Caller) -> Iterator[ProbeStream]:
         """Open a stream of ``caller`` that measures the link.
 
         Raises AccessRefused, and ServerUnavailable if there are too many.
@@ -196,7 +196,7 @@ class Core:
                 raise ServerUnavailable(f"{limits.max_probes} streams probe the link, which is the limit (max_probes)")
             self._probes[account] += 1
         try:
-            yield Probe(limits, partial(self.load, caller), partial(self._pay_probe, caller))
+            yield ProbeStream(limits, partial(self.load, caller), partial(self._pay_probe, caller))
         finally:
             with self._changed:
                 self._probes[account] -= 1
@@ -253,7 +253,7 @@ class Core:
         if not request.is_file:
             return enter()
         # decoded by another process: no worker waits for it
-        deferred = Deferred()
+        deferred = DeferredRequest()
         deferred.before = self._readers.scheduler.add(
             Task(partial(self._read, request, deferred, enter), request.payer)
         )
@@ -262,12 +262,12 @@ class Core:
     def _line_up(
         self,
         request: Request,
-        step: Step,
+        step: SessionStep,
         enter: Callable[[], Callable[[], None]],
         put: Callable[[], Callable[[], None]],
     ) -> Callable[[], None]:
         """Let a step of a decoding session wait for earlier steps that are in progress."""
-        deferred = Deferred()
+        deferred = DeferredRequest()
         waits, given_up = self.decoding.line_up(request.owner, step, partial(deferred.go, enter, instead=put))
         deferred.before = given_up
         if waits:
@@ -284,7 +284,7 @@ class Core:
 
         return leave
 
-    def _read(self, request: Request, deferred: Deferred, enter: Callable[[], Callable[[], None]]) -> bool:
+    def _read(self, request: Request, deferred: DeferredRequest, enter: Callable[[], Callable[[], None]]) -> bool:
         """Read an input file. Runs in a reader's thread, which must survive; a request without an answer ends by its
         deadline.
         """

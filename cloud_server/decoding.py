@@ -21,15 +21,15 @@ from cloud_server.models import Begun, Computed, Engine, EngineSession, Followin
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
 from shared_hooks.errors import BadFrame, Disagreement, ServerUnavailable, SessionLost, StepOutOfOrder, TooLarge
-from shared_hooks.generation import Link
+from shared_hooks.generation import StepLink
 from shared_hooks.generation.together import Outcome
 from shared_hooks.sharing import Holding, Owner, Shares, giving_way
 
 __all__ = [
     "REASONS",
+    "SessionStep",
     "Sessions",
-    "Step",
-    "StepTask",
+    "StepWork",
     "Taken",
 ]
 
@@ -52,12 +52,12 @@ MOST_EARLY = 16
 class Early(NamedTuple):
     """A step that arrived before its predecessors were done. ``go`` puts it in line."""
 
-    step: Step
+    step: SessionStep
     go: Callable[[], object]
 
 
 @dataclass(eq=False, slots=True)
-class Session:
+class StoredSession:
     """One decoding session. ``busy``: a step or a copy of it is in progress. ``handle``: None until it is opened."""
 
     key: Key
@@ -70,7 +70,7 @@ class Session:
     dropped: bool = False
     handle: EngineSession | None = None
     branch: int = 0
-    queued: list[Step] = field(default_factory=list)
+    queued: list[SessionStep] = field(default_factory=list)
     """Steps that wait for a worker."""
     early: dict[int, Early] = field(default_factory=dict)
     """Steps that wait for earlier ones, by number."""
@@ -82,7 +82,7 @@ class Session:
     def owner(self) -> Owner:
         return Owner(*self.key[:2])
 
-    def is_early(self, step: Step) -> bool:
+    def is_early(self, step: SessionStep) -> bool:
         """Return whether steps before this one are in progress and must finish first. The caller holds the lock."""
         if step.branch > self.branch:
             return self.busy or bool(self.queued)
@@ -90,7 +90,7 @@ class Session:
         before = any(one.step.branch == step.branch and one.step.number < step.number for one in self.early.values())
         return is_ahead and (self.busy or bool(self.queued) or before)
 
-    def leave_line(self, step: Step) -> bool:
+    def leave_line(self, step: SessionStep) -> bool:
         """Remove the step from the line; returns whether it was there. The caller holds the lock."""
         for number, one in enumerate(self.queued):
             if one is step:
@@ -115,26 +115,26 @@ class SessionQuota:
         self.number = Shares(limits.max_sessions)
         self.memory = Shares(limits.max_sessions_bytes)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: StoredSession) -> None:
         self.number.add(session.owner, 1)
         self.memory.add(session.owner, session.nbytes)
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: StoredSession) -> None:
         self.number.remove(session.owner, 1)
         self.memory.remove(session.owner, session.nbytes)
 
-    def resize(self, session: Session, nbytes: int) -> None:
+    def resize(self, session: StoredSession, nbytes: int) -> None:
         """Records that the session holds ``nbytes`` now."""
         self.memory.add(session.owner, nbytes - session.nbytes)
         session.nbytes = nbytes
 
-    def room(self, owner: Owner, number: int, nbytes: int, others: Iterable[Session]) -> dict[Session, str]:
+    def room(self, owner: Owner, number: int, nbytes: int, others: Iterable[StoredSession]) -> dict[StoredSession, str]:
         """Picks sessions of ``others`` to evict, each with the bound that was met, to make room for ``number`` sessions
         and ``nbytes`` of ``owner``.
 
         Raises ServerUnavailable, naming the bound, where none may be evicted.
         """
-        gone: dict[Session, str] = {}
+        gone: dict[StoredSession, str] = {}
         for bound, shares, amount, of_memory in self._bounds(owner, number, nbytes):
             if shares.has_room(amount):
                 continue
@@ -161,7 +161,7 @@ class SessionQuota:
             yield "max_sessions_bytes_per_account", own, nbytes, True
         yield "max_sessions_bytes", self.memory, nbytes, True
 
-    def _holding(self, session: Session, amount: int, newcomer: Owner) -> Holding[Session]:
+    def _holding(self, session: StoredSession, amount: int, newcomer: Owner) -> Holding[StoredSession]:
         """Return what a session holds, for eviction: the least recently used goes first.
 
         Sessions of the client that needs room may go whenever no step of theirs is in progress; those of the account's
@@ -178,7 +178,7 @@ MAX_NAME = 1024
 
 
 @dataclass(frozen=True)
-class Step:
+class SessionStep:
     """A step of a session.
 
     ``fork_of``: 0, or the session that this one starts as a copy of, once that has done ``fork_step`` steps.
@@ -197,7 +197,7 @@ class Step:
     branch: int = 0
 
     @classmethod
-    def of(cls, frame: split_pb2.RequestHeader) -> Step | None:
+    def of(cls, frame: split_pb2.RequestHeader) -> SessionStep | None:
         """Return the step that a request header describes; None for an ordinary request. Raises BadFrame if it is
         contradictory.
         """
@@ -230,17 +230,17 @@ class Step:
 class Taken:
     """A session whose step is in progress, and the step."""
 
-    session: Session
+    session: StoredSession
     begun: Begun
 
 
 @dataclass(frozen=True)
-class StepTask:
+class StepWork:
     """Computes a step: from header and payload to the answer. ``begin`` and ``end`` do the same in two halves, between
     which it is computed with others (`Engine.step_batching`).
     """
 
-    step: Step
+    step: SessionStep
     compute: Callable[[bytes, memoryview], Computed]
     begin: Callable[[bytes, memoryview], Taken]
     end: Callable[[Taken, Outcome[None]], Computed]
@@ -260,7 +260,7 @@ class Sessions:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._sessions: dict[Key, Session] = {}
+        self._sessions: dict[Key, StoredSession] = {}
         self._quota = SessionQuota(limits)
         self._ends: OrderedDict[Key, str] = OrderedDict()
         self.steps = 0
@@ -276,15 +276,21 @@ class Sessions:
         """The bytes that all sessions hold."""
         return self._quota.memory.total
 
-    def task(self, engine: Engine, owner: Owner, step: Step, link: Link | None = None) -> StepTask:
+    def task(self, engine: Engine, owner: Owner, step: SessionStep, link: StepLink | None = None) -> StepWork:
         """Return what a worker does with the step's header and payload. ``link``: to the next server of a chain, if
         there is one.
         """
         run, begin = partial(self.run, engine, owner, step, link=link), partial(self.begin, engine, owner, step)
-        return StepTask(step, run, begin, self.end)
+        return StepWork(step, run, begin, self.end)
 
     def run(
-        self, engine: Engine, owner: Owner, step: Step, header: bytes, payload: memoryview, link: Link | None = None
+        self,
+        engine: Engine,
+        owner: Owner,
+        step: SessionStep,
+        header: bytes,
+        payload: memoryview,
+        link: StepLink | None = None,
     ) -> Computed:
         """Compute the step, or close its session. In the middle of a chain the result has `Computed.rest`, still to be
         done.
@@ -305,13 +311,13 @@ class Sessions:
         self._stepped(session, computed)
         return computed
 
-    def _rest(self, session: Session, rest: Callable[[], Computed]) -> Computed:
+    def _rest(self, session: StoredSession, rest: Callable[[], Computed]) -> Computed:
         with self._stepping(session):
             computed = rest()
         self._stepped(session, computed)
         return computed
 
-    def begin(self, engine: Engine, owner: Owner, step: Step, header: bytes, payload: memoryview) -> Taken:
+    def begin(self, engine: Engine, owner: Owner, step: SessionStep, header: bytes, payload: memoryview) -> Taken:
         """Run the first half of `run`, up to where the step is computed with others. `end` must follow in
         any case.
         """
@@ -327,7 +333,7 @@ class Sessions:
         self._stepped(taken.session, computed)
         return computed
 
-    def line_up(self, owner: Owner, step: Step, go: Callable[[], object]) -> tuple[bool, Callable[[], None]]:
+    def line_up(self, owner: Owner, step: SessionStep, go: Callable[[], object]) -> tuple[bool, Callable[[], None]]:
         """Register a step before it waits for a worker.
 
         Returns whether it must wait for earlier steps that are in progress, and a function to call if it is given up.
@@ -344,7 +350,7 @@ class Sessions:
                 session.queued.append(step)
         return waits, partial(self._given_up, session, step, number)
 
-    def _given_up(self, session: Session, step: Step, number: int) -> None:
+    def _given_up(self, session: StoredSession, step: SessionStep, number: int) -> None:
         with self._lock:
             session.early.pop(number, None)
             due: list[Early] = []
@@ -354,7 +360,7 @@ class Sessions:
             one.go()
 
     @contextmanager
-    def _stepping(self, session: Session) -> Iterator[None]:
+    def _stepping(self, session: StoredSession) -> Iterator[None]:
         """Undo a step that fails in the block, or end the session if that is impossible."""
         try:
             yield
@@ -368,13 +374,13 @@ class Sessions:
                 self._give_back(session)
             raise
 
-    def _session(self, engine: Engine, key: Key, step: Step, link: Link | None = None) -> Session:
+    def _session(self, engine: Engine, key: Key, step: SessionStep, link: StepLink | None = None) -> StoredSession:
         """Return the session of a step, marked busy."""
         with self._lock:
             opens = step.number == 0 and key not in self._sessions
         return self._open(engine, key, step, link) if opens else self._take(engine, key, step)
 
-    def _take(self, engine: Engine, key: Key, step: Step) -> Session:
+    def _take(self, engine: Engine, key: Key, step: SessionStep) -> StoredSession:
         """Return the existing session, marked busy for its next step."""
         with self._lock:
             session = self._known(engine, key, step)
@@ -392,7 +398,7 @@ class Sessions:
             session.busy = True
             return session
 
-    def _known(self, engine: Engine, key: Key, step: Step) -> Session:
+    def _known(self, engine: Engine, key: Key, step: SessionStep) -> StoredSession:
         """Return the session if it exists, is at this cut and is not busy. The caller holds the lock."""
         session = self._sessions.get(key)
         if session is None:
@@ -408,7 +414,7 @@ class Sessions:
             raise StepOutOfOrder(f"{session} is at step {session.steps}, which is not over")
         return session
 
-    def _open(self, engine: Engine, key: Key, step: Step, link: Link | None) -> Session:
+    def _open(self, engine: Engine, key: Key, step: SessionStep, link: StepLink | None) -> StoredSession:
         """Return a new session, or a copy of one, marked busy."""
         owner = Owner(*key[:2])
         with self._lock:
@@ -425,7 +431,7 @@ class Sessions:
                 if parent is not None:
                     parent.busy = False
                 raise
-            session = Session(key, engine, step.cut, step.route, parent.nbytes if parent else 0)
+            session = StoredSession(key, engine, step.cut, step.route, parent.nbytes if parent else 0)
             self._sessions[key] = session
             self._quota.add(session)
             self._ends.pop(key, None)
@@ -446,13 +452,13 @@ class Sessions:
                 self._give_back(parent, failed=False)
         return session
 
-    def _stepped(self, session: Session, computed: Computed) -> None:
+    def _stepped(self, session: StoredSession, computed: Computed) -> None:
         """Record a step and what the session holds now; evicts others, or this session, if a limit is exceeded."""
         with self._lock:
             session.steps += computed.is_done
             session.is_new = False
             self.steps += 1
-            closing: list[Session] = []
+            closing: list[StoredSession] = []
             if not session.dropped:
                 self._quota.resize(session, computed.session_bytes)
                 try:
@@ -463,19 +469,19 @@ class Sessions:
         self._close_all(closing)
         self._freed(session, due)
 
-    def _give_back(self, session: Session, failed: bool = True) -> None:
+    def _give_back(self, session: StoredSession, failed: bool = True) -> None:
         """Mark the session as not busy. ``failed``: the step was not made, and those that wait for it are refused."""
         with self._lock:
             due = self._free(session, not failed)
         self._freed(session, due)
 
-    def _free(self, session: Session, made: bool) -> list[Early]:
+    def _free(self, session: StoredSession, made: bool) -> list[Early]:
         """Mark the session as not busy, and return the steps whose turn it is. The caller holds the lock."""
         session.busy = False
         session.used = time.monotonic()
         return self._due(session, made)
 
-    def _due(self, session: Session, made: bool) -> list[Early]:
+    def _due(self, session: StoredSession, made: bool) -> list[Early]:
         """Return the steps that stop waiting: the one that can be made now, or all that are refused. The caller holds
         the lock.
         """
@@ -487,7 +493,7 @@ class Sessions:
             session.queued.append(early[newest].step)
         return [early.pop(number) for number in due]
 
-    def _freed(self, session: Session, due: list[Early]) -> None:
+    def _freed(self, session: StoredSession, due: list[Early]) -> None:
         """Close a session that was dropped meanwhile, and start the ``due`` steps."""
         if session.dropped:
             self._close_all([session])
@@ -502,7 +508,7 @@ class Sessions:
             for one, why in gone.items()
         ]
 
-    def _remove(self, gone: Iterable[Drop]) -> list[Session]:
+    def _remove(self, gone: Iterable[Drop]) -> list[StoredSession]:
         """Remove sessions from the table; returns those to close now (busy ones close later). The caller holds the
         lock.
         """
@@ -523,7 +529,7 @@ class Sessions:
             self._ends.popitem(last=False)
         return closing
 
-    def _drop(self, session: Session, why: str, word: str = "") -> None:
+    def _drop(self, session: StoredSession, why: str, word: str = "") -> None:
         """End a session, even during a step."""
         with self._lock:
             self._remove([Drop(session, why, word)])
@@ -536,7 +542,7 @@ class Sessions:
             closing = self._remove([Drop(session, "it was closed", "")]) if session else []
         self._close_all(closing)
 
-    def _close_all(self, sessions: Iterable[Session]) -> None:
+    def _close_all(self, sessions: Iterable[StoredSession]) -> None:
         for session in sessions:
             if session.handle is not None:
                 session.handle.close()
@@ -564,7 +570,7 @@ class Sessions:
 class Drop(NamedTuple):
     """A session to drop: the reason, and one of `REASONS` (empty if its client closed it, which is not counted)."""
 
-    session: Session
+    session: StoredSession
     why: str
     word: str
 

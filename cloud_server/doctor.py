@@ -22,7 +22,7 @@ from edge_client import doctor as way
 from protos import PROTOCOL_VERSION
 from shared_hooks import devices
 from shared_hooks import doctor as checks
-from shared_hooks.doctor import Finding, Level, as_json, contained, counts, ok, report, warning, wrong
+from shared_hooks.doctor import CheckLevel, Finding, as_json, contained, counts, ok, report, warning, wrong
 from shared_hooks.errors import IsthmusError
 from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.lifecycle.log import show
@@ -137,10 +137,10 @@ def _collector(endpoint: str) -> Iterator[Finding]:
 def _next(server: NextServer) -> Iterator[Finding]:
     """Yield the connection to each of its addresses, as far as it works."""
     ways = [list(way.way(address, server.credentials)) for address in server.addresses]
-    reached = any(all(one.level is not Level.WRONG for one in found) for found in ways)
+    reached = any(all(one.level is not CheckLevel.WRONG for one in found) for found in ways)
     for one in [*way.own(server.credentials), *(one for found in ways for one in found)]:
         # another address of the same server is enough
-        level = Level.WARNING if reached and one.level is Level.WRONG else one.level
+        level = CheckLevel.WARNING if reached and one.level is CheckLevel.WRONG else one.level
         yield Finding(level, f"next {server.name}", f"{one.about}: {one.says}", one.mend)
     if server.signer is None:
         yield ok(f"next {server.name}", "no sign_as: all that is handed on counts as this server's own")

@@ -19,12 +19,12 @@ from cloud_server.access import Caller
 from cloud_server.decoding import Taken
 from cloud_server.limits import Limits
 from cloud_server.models import BegunTail, Computed, Engine
-from cloud_server.requests import Answer, Request, RequestTable
+from cloud_server.requests import Request, RequestTable, ServerAnswer
 from cloud_server.requests.request_table import computed_answer, failed_answer
-from cloud_server.scheduling import Overtime, Result, Scheduler, Task, Watchdog
+from cloud_server.scheduling import Overtime, Scheduler, Task, TaskResult, Watchdog
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, Cancelled, CutRefused, InputMismatch, IsthmusError, ModelFailed, TooLarge
-from shared_hooks.generation import Link
+from shared_hooks.generation import StepLink
 from shared_hooks.generation.together import Outcome
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tail import paid_by
@@ -194,7 +194,7 @@ Load = Callable[..., split_pb2.Load]
 Value = TypeVar("Value")
 
 
-Finish = Callable[[Request, Answer, IsthmusError | None], None]
+Finish = Callable[[Request, ServerAnswer, IsthmusError | None], None]
 """As `RequestTable.finish`."""
 
 
@@ -210,7 +210,7 @@ class Onward(Protocol):
         ``own``: the report on this server's part. Returns a function that cancels it without blocking.
         """
 
-    def link(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
+    def link(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> StepLink:
         """Return the connection over which the steps of a generation are passed to the next server of a route."""
         ...
 
@@ -239,7 +239,7 @@ class LastOfChain:
     def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
         raise AssertionError("unreachable: `check` raises")
 
-    def link(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
+    def link(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> StepLink:
         raise AssertionError("unreachable: `check` raises")
 
     def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
@@ -278,17 +278,17 @@ class Executor:
         """Stop executing."""
         self._watchdog.close()
 
-    def __call__(self, tasks: Sequence[Task]) -> list[Result]:
+    def __call__(self, tasks: Sequence[Task]) -> list[TaskResult]:
         """Compute and answer those requests that are still wanted. Raises nothing."""
         started = [task for task in tasks if self._starts(task)]
         if len(started) == 1:
             task = started[0]
             counts = task.work() if callable(task.work) else self._alone(task.work)
-            results = [Result(counts and not (len(tasks) == 1 and self._learns(task.work)))]
+            results = [TaskResult(counts and not (len(tasks) == 1 and self._learns(task.work)))]
         else:
             results = self._together([batched(task.work) for task in started]) if started else []
         found = dict(zip(map(id, started), results, strict=True))
-        return [found.get(id(task), Result(False)) for task in tasks]
+        return [found.get(id(task), TaskResult(False)) for task in tasks]
 
     def _starts(self, task: Task) -> bool:
         """Return whether the task is still wanted, and can be done in time."""
@@ -305,7 +305,7 @@ class Executor:
         started_ns, compute = time.perf_counter_ns(), partial(request.compute, self._limits.max_request_bytes)
         return self._answered(request, started_ns, partial(self._bounded, request, compute))
 
-    def _together(self, batch: list[BatchedRequest]) -> list[Result]:
+    def _together(self, batch: list[BatchedRequest]) -> list[TaskResult]:
         for one in batch:
             with self._lifecycle.request(one.request.about):
                 one.begin()
@@ -321,7 +321,7 @@ class Executor:
         results = []
         for one in batch:
             end = one.end if one.is_made else partial(self._bounded, one.request, one.alone)
-            results.append(Result(self._answered(one.request, one.started_ns, end), one.own_seconds))
+            results.append(TaskResult(self._answered(one.request, one.started_ns, end), one.own_seconds))
         if error is not None:
             spoilt = [one for one, result in zip(batch, results, strict=True) if not result.counts]
             self._scheduler.isolate(one.request.payer for one in spoilt)
@@ -373,7 +373,7 @@ class Executor:
 
     def _answer(
         self, request: Request, started_ns: int, compute: Callable[[], Computed]
-    ) -> tuple[Answer, IsthmusError | None, Computed | None]:
+    ) -> tuple[ServerAnswer, IsthmusError | None, Computed | None]:
         """Return the answer; or, if the next server computes the rest, the report on this part, and the part itself."""
         try:
             computed = compute()

@@ -33,7 +33,7 @@ from cloud_server.access import Policy
 from cloud_server.core import Core
 from cloud_server.decoding import REASONS
 from cloud_server.limits import Limits
-from cloud_server.requests import State
+from cloud_server.requests import RequestState
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.compiling import Standing
@@ -179,7 +179,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-class Traces:
+class ServerTraces:
     """Hooks of a server's `Lifecycle` that record traces. Thread-safe."""
 
     name = "traces"
@@ -257,7 +257,7 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of requests that were computed together."""
 
 
-class Histogram:
+class ScaledHistogram:
     """A histogram of integers, ``scale`` of which are one unit of ``bounds``. Not thread-safe."""
 
     __slots__ = ("_bounds", "_counts", "_names", "_scale", "_sum")
@@ -335,8 +335,8 @@ class RequestCounts(Collector):
         """``models``: the served models, a live collection."""
         self._lock = threading.Lock()
         self._models = models
-        self._times = {model: [Histogram() for _ in DURATIONS] for model in (*models, UNKNOWN)}
-        self._sizes = {model: Histogram(SIZES, 1) for model in self._times}
+        self._times = {model: [ScaledHistogram() for _ in DURATIONS] for model in (*models, UNKNOWN)}
+        self._sizes = {model: ScaledHistogram(SIZES, 1) for model in self._times}
         self._accounts: dict[tuple[str, str], _Account] = {}
         self._identities: set[str] = set()
         self._refusals: Counter[str] = Counter()
@@ -397,8 +397,8 @@ class RequestCounts(Collector):
             else:
                 identity = OTHERS
         if model not in self._times and model in self._models:  # loaded since
-            self._times[model] = [Histogram() for _ in DURATIONS]
-            self._sizes[model] = Histogram(SIZES, 1)
+            self._times[model] = [ScaledHistogram() for _ in DURATIONS]
+            self._sizes[model] = ScaledHistogram(SIZES, 1)
         key = (model if model in self._times else UNKNOWN, identity)
         return self._accounts.setdefault(key, _Account(*key))
 
@@ -462,7 +462,7 @@ class RequestCounts(Collector):
 
 # The state of the server: read when the page is fetched, so that requests pay nothing for it.
 
-LIVE = (State.RECEIVING, State.QUEUED, State.RUNNING)
+LIVE = (RequestState.RECEIVING, RequestState.QUEUED, RequestState.RUNNING)
 TOTALS = {
     "worker_restarts": "Worker processes that ended unexpectedly, and were replaced.",
     "log_lines_left_out": "Lines that clients would have caused in the log, beyond what they may.",
@@ -489,7 +489,7 @@ class ServerState(Collector):
             flight.add_metric([state.value], states[state])
         yield flight
         for name, text, value in (
-            ("queue_depth", "Requests that wait for a worker.", states[State.QUEUED]),
+            ("queue_depth", "Requests that wait for a worker.", states[RequestState.QUEUED]),
             ("queue_recent_seconds", "Recent mean wait for a worker, as reported to clients.", load.queue_ns / 1e9),
             ("requests_held_bytes", "Payloads and headers of requests on their way.", core.requests.held_bytes),
             ("answers_kept", "Answers that clients have not acknowledged.", answers),
@@ -561,7 +561,7 @@ def traced(lifecycle: Lifecycle, endpoint: str) -> Iterator[None]:
     if export is None:
         yield
         return
-    traces = Traces(export.provider)
+    traces = ServerTraces(export.provider)
     lifecycle.register(traces)
     try:
         yield

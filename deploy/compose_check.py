@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.engine import BUILD_SECONDS, ROOT, Engine, EngineFailed, until
+from deploy.engine import BUILD_SECONDS, ROOT, ComposeProject, EngineFailed, until
 
 USER = 10001
 CLOUD, EDGE = "isthmus-cloud", "isthmus-edge"
@@ -35,7 +35,7 @@ HEALTHY_SECONDS, DEMO_START_SECONDS, DEMO_SECONDS = 300.0, 600.0, 90.0
 class Check:
     """The claims, one after the other; the first that does not hold is `EngineFailed`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ComposeProject) -> None:
         self.engine, self._began = engine, time.monotonic()
 
     def say(self, text: str) -> None:
@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     given = {name: value for name, value in reported.items() if value is not None}
     try:
-        engine = Engine(options.compose, options.project, given, options.profile)
+        engine = ComposeProject(options.compose, options.project, given, options.profile)
         check = Check(engine)
         check.say(engine.versions())
         engine.down()

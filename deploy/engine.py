@@ -20,7 +20,7 @@ class EngineFailed(Exception):
     """A command of the engine's failed, or what should have come did not; the message is for the user."""
 
 
-class Engine:
+class ComposeProject:
     """One Compose project. ``environment``: what the file takes from the environment (BASE, PIP_FLAGS, ...)."""
 
     def __init__(self, compose: str, project: str, environment: Mapping[str, str], profiles: Sequence[str]) -> None:

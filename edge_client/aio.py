@@ -45,7 +45,7 @@ __all__ = ["EdgeClient"]
 WHY = "the task that waited for it was cancelled"
 
 
-class Held:
+class HeldRequest:
     """A request whose ``run`` is in a thread; `leave` is called from the event loop."""
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class EdgeClient:
         **kwargs: Any,
     ) -> Answer:
         """As `edge_client.EdgeClient.infer`. The deadline counts from here, the wait for a thread included."""
-        client, held = self.client, Held()
+        client, held = self.client, HeldRequest()
         until = client.until(deadline)
 
         def begin() -> Pending:

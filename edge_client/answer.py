@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from edge_client.call import Load
-from edge_client.transport import Part, Times
+from edge_client.transport import PartReport, Times
 from edge_client.witness import Witness
 from shared_hooks import LayerMetrics
 from shared_hooks.metrics import ForwardMetrics
@@ -45,7 +45,7 @@ class Answer:
     batch_size: int = 1  # requests (or steps) that the server computed in one batch; 1: exact, as the model computes it
     fallback: str = ""  # why it was answered on the edge although it was to be split; otherwise empty
     witness: Witness | None = None  # the comparison with the whole model here; None: not compared
-    parts: Sequence[Part] = ()  # of a chain: the servers after the first one, in order
+    parts: Sequence[PartReport] = ()  # of a chain: the servers after the first one, in order
     codecs: Sequence[str] = ()  # the codec of each tensor of the frontier, by name; empty without a cut
     postprocess: Callable[[Any], Any] | None = field(default=None, compare=False)  # computes `result` from `output`
     _result: Any = field(default=_UNKNOWN, init=False, compare=False)

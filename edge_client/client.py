@@ -31,7 +31,7 @@ from edge_client.user_text import AUTO, CLOUD_FILE, EDGE_ONLY, LEAST
 from protos.isthmus.v1.split_pb2 import Hop
 from shared_hooks import codecs
 from shared_hooks.codecs.basis import Basis, Frames
-from shared_hooks.codecs.learned import Learned
+from shared_hooks.codecs.learned import LearnedCodec
 from shared_hooks.errors import Cancelled, IsthmusError, SpecError, near
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models import InputItem, ModelSpec, Prediction
@@ -528,7 +528,7 @@ class EdgeClient(ClientCore):
             return cuts, ()
         if (route := self._routes.get(cuts)) is None:
             for one in self._onward:
-                if isinstance(own := codecs.CODECS.get(one), Learned):
+                if isinstance(own := codecs.CODECS.get(one), LearnedCodec):
                     own.check_model(self.wrapped.weights_hash())
             hops = zip(self.chain[1:], map(self._edge_model.name_of, cuts[1:]), self._onward, strict=True)
             route = self._routes[cuts] = tuple(
@@ -569,6 +569,6 @@ def _at(cut: str, codec: str) -> str:
     and a learned one made for another cut, are for the first cut only.
     """
     own = codecs.CODECS.get(codec)
-    if own is None or isinstance(own, (Basis, Frames)) or (isinstance(own, Learned) and own.file.cut != cut):
+    if own is None or isinstance(own, (Basis, Frames)) or (isinstance(own, LearnedCodec) and own.file.cut != cut):
         return ""
     return own.name

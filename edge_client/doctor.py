@@ -28,7 +28,7 @@ from edge_client.user_text import EDGE_ONLY
 from protos.isthmus.v1 import split_pb2
 from protos.isthmus.v1.split_pb2_grpc import SplitStub
 from shared_hooks import doctor
-from shared_hooks.doctor import Finding, Level, ok, warning, wrong
+from shared_hooks.doctor import CheckLevel, Finding, ok, warning, wrong
 from shared_hooks.errors import (
     AccessRefused,
     CutRefused,
@@ -75,7 +75,7 @@ def way(server: str, credentials: Credentials) -> Iterator[Finding]:
     for step in (_name, _tcp, _tls if credentials.encrypted else _clear, _health):
         for finding in step(server, credentials):
             yield finding
-            if finding.level is Level.WRONG:
+            if finding.level is CheckLevel.WRONG:
                 return
 
 

@@ -71,7 +71,7 @@ _GONE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, 
 
 
 @dataclass(frozen=True)
-class Prediction:
+class LightPrediction:
     """One predicted class, with its label and score; ``row`` counts the inputs of a batch."""
 
     label: str
@@ -98,7 +98,7 @@ class LightAnswer:
     difference: float
     fallback: str = ""
     """Why the whole model ran here; empty if the server answered."""
-    predictions: tuple[Prediction, ...] = ()
+    predictions: tuple[LightPrediction, ...] = ()
     queue_ns: int = 0
     tail_ns: int = 0
     """Nanoseconds on the server, within ``request_ns``: until work began, and of the tail; 0 if it does not report
@@ -165,7 +165,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Head:
+class LightHead:
     """One cut: its file, the model's inputs, what crosses, and the largest difference of answers from the whole
     model's.
     """
@@ -183,7 +183,7 @@ class Head:
     """The expected differences of answers with a lossy codec."""
 
 
-class Heads:
+class HeadFolder:
     """A folder of `edge_client.export`. Raises SpecError for another folder, or one with changed files."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -209,7 +209,7 @@ class Heads:
             if self._ranks is not None:
                 self._ranks = {name: self._ranks[name] for name in ("output", "softmax", "top_k")}
             self.heads = {
-                str(one["cut"]): Head(
+                str(one["cut"]): LightHead(
                     str(one["cut"]),
                     str(one["file"]),
                     tuple(tensor.freed([*map(int, one["free"].get(tensor.name, ()))]) for tensor in self.inputs),
@@ -234,7 +234,7 @@ class Heads:
         """The cuts with a head, in the order of the manifest."""
         return list(self.heads)
 
-    def head(self, cut: str) -> Head:
+    def head(self, cut: str) -> LightHead:
         """Return the head of a cut. Raises UnknownLayer, with the reason if its export was refused."""
         if cut in self.heads:
             return self.heads[cut]
@@ -274,7 +274,7 @@ class Heads:
         Image.fromarray(frame.pixels).save(held, "PNG", compress_level=0)
         return (_pixels(held.getvalue(), frame.id.name, self._pictures),)
 
-    def rank(self, outputs: Mapping[str, Array]) -> tuple[Prediction, ...]:
+    def rank(self, outputs: Mapping[str, Array]) -> tuple[LightPrediction, ...]:
         """Return the best classes, if the spec ranks class scores; else empty."""
         ranks, known = self._ranks, list(outputs)
         if ranks is None or not known:
@@ -288,7 +288,7 @@ class Heads:
             rows = np.exp(rows - rows.max(axis=1, keepdims=True))
             rows /= rows.sum(axis=1, keepdims=True)
         return tuple(
-            Prediction(self.labels[at] if at < len(self.labels) else str(at), int(at), float(row[at]), number)
+            LightPrediction(self.labels[at] if at < len(self.labels) else str(at), int(at), float(row[at]), number)
             for number, row in enumerate(rows)
             for at in np.argsort(-row, kind="stable")[: int(ranks["top_k"])]
         )
@@ -311,8 +311,8 @@ class LightClient:
         with LightClient("10.0.0.2:50051", "heads/", split="stage2.0.conv2") as client:
             print(client.infer(image).output)
 
-    ``heads``: a folder of `edge_client.export`, or `Heads`. ``split``: one of its cuts; "auto": the fastest of them, by
-    `TRIES` requests through each; None: the only one. ``provider``: onnxruntime's, by a name of `PROVIDERS`;
+    ``heads``: a folder of `edge_client.export`, or `HeadFolder`. ``split``: one of its cuts; "auto": the fastest of
+    them, by `TRIES` requests through each; None: the only one. ``provider``: onnxruntime's, by a name of `PROVIDERS`;
     ``threads``: within one operation. ``deadline``: seconds for a request; ``patience``: seconds to wait for an
     unavailable server (none with a fallback). ``fallback="edge"``: run the whole model here if the server does not
     answer; the folder must contain it (``export(whole=True)``). ``codec``: one of `edge_client.light_codecs`, or
@@ -324,7 +324,7 @@ class LightClient:
     def __init__(
         self,
         server: str,
-        heads: str | Path | Heads,
+        heads: str | Path | HeadFolder,
         split: str | None = None,
         *,
         provider: str = "cpu",
@@ -335,10 +335,10 @@ class LightClient:
         fallback: str | None = None,
         codec: str = RAW,
     ) -> None:
-        self.heads = heads if isinstance(heads, Heads) else Heads(heads)
-        self._learned: light_codecs.Learned | None = None
+        self.heads = heads if isinstance(heads, HeadFolder) else HeadFolder(heads)
+        self._learned: light_codecs.LearnedCodecFile | None = None
         if codec.startswith(light_codecs.LEARNED):
-            self._learned = light_codecs.Learned(codec.removeprefix(light_codecs.LEARNED))
+            self._learned = light_codecs.LearnedCodecFile(codec.removeprefix(light_codecs.LEARNED))
             if self._learned.weights != self.heads.weights:
                 raise SpecError(f"{codec} was learnt with other weights than those of {self.heads.folder}")
             codec = self._learned.name
@@ -549,7 +549,7 @@ class LightClient:
             options.intra_op_num_threads = self._threads
         return options
 
-    def _head(self, head: Head, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def _head(self, head: LightHead, feeds: Mapping[str, Array]) -> dict[str, Array]:
         for one in head.inputs:
             one.check(feeds[one.name], head.largest)
         return self._run(head.file, head.inputs, feeds, [one.name for one in head.crossing])
@@ -580,7 +580,7 @@ class LightClient:
         return min(medians, key=medians.__getitem__)
 
     def _request(
-        self, head: Head, crossing: Mapping[str, Array], feeds: Mapping[str, Array] | None = None
+        self, head: LightHead, crossing: Mapping[str, Array], feeds: Mapping[str, Array] | None = None
     ) -> tuple[Any, int]:
         """Return the request for the tail, and the bytes of what crosses. ``feeds``: the head's inputs."""
         request = inference_pb2.ModelInferRequest(model_name=f"{self.heads.model}@{head.cut}")
@@ -602,7 +602,7 @@ class LightClient:
             request.parameters["isthmus_codecs"].string_param = json.dumps(codecs)
         return request, sum(map(len, request.raw_input_contents))
 
-    def _coded(self, head: Head, number: int, array: Array) -> tuple[bytes, list[int]] | None:
+    def _coded(self, head: LightHead, number: int, array: Array) -> tuple[bytes, list[int]] | None:
         """Return the ``number``-th tensor that crosses, encoded; None: it is sent unchanged."""
         if self._learned is None:
             return light_codecs.encode(self._codec, array)
@@ -682,7 +682,7 @@ def _pixels(data: bytes, name: str, how: _Pictures) -> Array:
     }
     try:
         _, (width, height), pixels = picture.decode(data, requested)
-    except picture.Refused as error:
+    except picture.PictureRefused as error:
         raise InputMismatch(f"{name} cannot be read as an image: {error}") from None
     values: Array = np.frombuffer(pixels, dtype=np.uint8).reshape(height, width, -1).astype(np.float32)
     values = values * np.float32(how.scale / 255.0)

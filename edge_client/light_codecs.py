@@ -1,8 +1,8 @@
 """Encode what crosses in numpy: the same bytes as `shared_hooks.codecs` makes, without PyTorch.
 
-`Learned` is a codec of edge-client learn. "lz4", "shuffle-lz4", "zstd", "shuffle-zstd" and "sparse" are lossless;
-"fp16", "int8" and "int6" round. The codecs need the packages lz4 and zstandard by their names; "sparse", "int8" and
-"int6" need zstandard, too.
+`LearnedCodecFile` is a codec of edge-client learn. "lz4", "shuffle-lz4", "zstd", "shuffle-zstd" and "sparse" are
+lossless; "fp16", "int8" and "int6" round. The codecs need the packages lz4 and zstandard by their names; "sparse",
+"int8" and "int6" need zstandard, too.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ LEARNED: Final = "learned:"
 _DIGITS, _BITS, _BLOCK, _AREA = 12, 12, 512, 16
 
 
-class Learned:
+class LearnedCodecFile:
     """A file of ``edge-client learn``. Raises SpecError for any other; needs the package safetensors.
 
     ``name``: on the wire; ``cut`` and ``weights``: what it was trained for.

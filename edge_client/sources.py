@@ -110,7 +110,7 @@ WINDOW_SECONDS: Final = 2.0
 """The window of the rate shown while it runs."""
 
 
-class Tally:
+class SourceTally:
     """Counts one run through ``source``, from now, or from `start`."""
 
     def __init__(self, source: Source) -> None:
@@ -773,10 +773,10 @@ def open_source(
         else:
             files.append(word)
     parts += _files(files)
-    return parts[0] if len(parts) == 1 else Several(parts)
+    return parts[0] if len(parts) == 1 else SeveralSources(parts)
 
 
-class Several(Source):
+class SeveralSources(Source):
     """Finite sources, one after the other; one that breaks off does not prevent the later ones."""
 
     def __init__(self, parts: Sequence[Source]) -> None:

@@ -20,14 +20,14 @@ from edge_client.dial import dial
 from edge_client.planning.codecs import LEARNT, Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
-from edge_client.planning.predict import BATCHES, Correction, Power, Sample, cuts_to_measure, predict
+from edge_client.planning.predict import BATCHES, Correction, GivenPower, RequestSample, cuts_to_measure, predict
 from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.process import local_server
 from edge_client.request import Books
 from edge_client.screen import counted
 from edge_client.screen import progress as bar
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, wire
-from edge_client.user_input import Loaded, name_of
+from edge_client.user_input import LoadedModel, name_of
 from edge_client.user_text import EDGE_ONLY, option
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs.basis import Basis
@@ -69,7 +69,7 @@ def measured_by_servers(codecs: Iterable[str]) -> tuple[str, ...]:
 
 def with_books(
     cloud: Profile,
-    loaded: Loaded,
+    loaded: LoadedModel,
     books: Mapping[str, Books],
     server: str,
     warn: Callable[[str], None],
@@ -149,7 +149,7 @@ def _decoding(connection: Connection, request_id: int, outgoing: Outgoing) -> in
 
 
 @contextmanager
-def _connected(server: str, loaded: Loaded, patience: float, credentials: Credentials) -> Iterator[Connection]:
+def _connected(server: str, loaded: LoadedModel, patience: float, credentials: Credentials) -> Iterator[Connection]:
     wrapped = loaded.wrapped
     greeting = wire.hello_frame(
         client_id=uuid.uuid4().hex,
@@ -185,7 +185,7 @@ THREADS_SHARE: Final = 0.1
 
 @short
 @dataclass(frozen=True)
-class Wanted:
+class SurveySources:
     """Where to take it from; None = measured now (``server``: one of our own on loopback, which allows `observers`)."""
 
     server: str | None = None
@@ -245,7 +245,7 @@ class Gathered:
         edge_factor: float = 1.0,
         server_factor: float = 1.0,
         *,
-        power: Power | None = None,
+        power: GivenPower | None = None,
         keys: Collection[str] | None = None,
     ) -> list[Candidate]:
         """Return what `predict` makes of it; on another ``link``, or with either side's times multiplied, to ask what
@@ -268,7 +268,7 @@ class Gathered:
 
 
 @contextmanager
-def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> Iterator[Gathered]:
+def gather(loaded: LoadedModel, wanted: SurveySources, say: Say, progress: bool = False) -> Iterator[Gathered]:
     """Measure or read; a server of our own lives until the context ends. ``say`` gets one line at a time, for people.
 
     Raises SpecError (a file that is no profile, or one of another model or other weights), Disagreement (a server's),
@@ -377,7 +377,7 @@ def _of_another_speed(edge: Profile) -> Profile:
     return replace(edge, whole_energy=unknown, idle_power=unknown, cuts=cuts)
 
 
-def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> Profile:
+def edge_profile(loaded: LoadedModel, wanted: SurveySources, say: Say, progress: bool = False) -> Profile:
     """Return this side's profile alone, read or measured: where there is no server yet."""
 
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
@@ -391,7 +391,7 @@ def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = Fals
 
 
 @contextmanager
-def _threads_chosen(loaded: Loaded, seconds: float, say: Say) -> Iterator[Loaded]:
+def _threads_chosen(loaded: LoadedModel, seconds: float, say: Say) -> Iterator[LoadedModel]:
     """``loaded`` with the number of threads that is fastest here."""
     before = set_threads(None)
     inputs = TimedInputs(loaded.wrapped, loaded.args, loaded.kwargs)
@@ -417,7 +417,7 @@ def probe_sizes(edge: Profile, file: FileInput | None) -> list[int]:
     return sorted({0, *sizes, max([*sizes[-1:], LEAST_PROBED])})
 
 
-def _not_measured(side: str, profile: Profile, wanted: Wanted) -> list[str]:
+def _not_measured(side: str, profile: Profile, wanted: SurveySources) -> list[str]:
     """Codecs that can be no candidates, because this side's profile does not have them."""
     known = {profile.settings.get("codec"), *(name for cut in profile.cuts for name in cut.codecs)}
     missing = [name for name in wanted.measured if name not in known] if wanted.codecs is not None else []
@@ -428,7 +428,9 @@ def _not_measured(side: str, profile: Profile, wanted: Wanted) -> list[str]:
     ]
 
 
-def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, wanted: Wanted, warn: Say) -> Profile | None:
+def _read(
+    path: str | None, side: Any, who: ModelIdentity, machine: Any, wanted: SurveySources, warn: Say
+) -> Profile | None:
 
     if path is None:
         return None
@@ -447,19 +449,19 @@ def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, wanted:
     return profile
 
 
-def _machine_of(loaded: Loaded) -> Any:
+def _machine_of(loaded: LoadedModel) -> Any:
 
     return machine.describe(_device(loaded))
 
 
-def _device(loaded: Loaded) -> Any:
+def _device(loaded: LoadedModel) -> Any:
     import torch
 
     parameter = next(loaded.wrapped.model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
 
 
-def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress: bool) -> Profile:
+def _measure_edge(loaded: LoadedModel, wanted: SurveySources, pause: float | None, progress: bool) -> Profile:
 
     files = [Path(wanted.file)] if wanted.file else []
     how = ProfileOptions(
@@ -484,7 +486,7 @@ def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress:
         )
 
 
-def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
+def _file(edge: Profile, path: str | None, loaded: LoadedModel) -> FileInput | None:
     """Return what the edge's profile knows of the file; else it is prepared a few times now."""
     if path is None:
         return None
@@ -537,7 +539,7 @@ def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served:
 class _RealRequests:
     """The example, asked for at cuts all over the model, and computed here: `measure` is one batch."""
 
-    def __init__(self, loaded: Loaded, wanted: Wanted, server: str, credentials: Credentials) -> None:
+    def __init__(self, loaded: LoadedModel, wanted: SurveySources, server: str, credentials: Credentials) -> None:
         self._client = ClientCore(
             server,
             loaded.choice.with_spec(loaded.spec),
@@ -576,6 +578,6 @@ class _RealRequests:
         """Against what is predicted of tensors. None where this side may use no cut."""
         known = {one.name: one.latency_ns for one in replace(gathered, codecs=None, file=None).candidates()}
         measured = [item for batch in self._batches for item in batch.items() if item[0] in known]
-        samples = [Sample(name, known[name], ns) for name, ns in measured]
+        samples = [RequestSample(name, known[name], ns) for name, ns in measured]
         cuts = [one for one in samples if one.name != EDGE_ONLY]
         return Correction.fit(cuts, [one for one in samples if one.name == EDGE_ONLY]) if cuts else None

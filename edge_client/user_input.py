@@ -37,7 +37,7 @@ AnItem = TypeVar("AnItem", bound=Item)
 
 @short
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A wrapped model that is planned on one input."""
 
     choice: ModelChoice
@@ -64,14 +64,14 @@ def name_of(model_id: str) -> str:
     return model_id.partition(":")[0]
 
 
-def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
+def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> LoadedModel:
     """Return the model, planned on its example, or on the first of ``inputs`` (--input) if given."""
 
     spec, device = choice.spec(), choice.set_up()
     args, kwargs = example_of(choice, inputs)
     wrapped = WrappedModel(spec.load_model(device))
     try:
-        return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+        return LoadedModel(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
     except BaseException as error:
         wrapped.detach()
         if isinstance(error, IsthmusError) or not isinstance(error, Exception):

@@ -34,7 +34,7 @@ from shared_hooks.state import PythonState
 from shared_hooks.tensors import ClassFinder, copied, dtype_named, flatten, identical, unflatten
 
 __all__ = [
-    "Kept",
+    "InitialState",
     "Witness",
     "Witnesses",
     "check_share",
@@ -53,7 +53,7 @@ TF32_EPSILON: Final = 2.0**-10
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class WitnessComparison:
     """``largest``: the largest difference relative to the output's scale; 0.0 if nothing differs, infinite without a
     measure.
     """
@@ -68,7 +68,7 @@ class Comparison:
         return self.bits or self.largest <= tolerance
 
 
-def compare(whole: Any, received: Any, find: ClassFinder) -> Comparison:
+def compare(whole: Any, received: Any, find: ClassFinder) -> WitnessComparison:
     """Compare the model's own output, on any device, with the received one. ``find`` finds container classes."""
     (form, mine), (other, theirs) = flatten(whole), flatten(received)
     mine, theirs = [_plain(one) for one in mine], [_plain(one) for one in theirs]
@@ -76,11 +76,11 @@ def compare(whole: Any, received: Any, find: ClassFinder) -> Comparison:
     tensors = f"{len(mine)} tensor{'' if len(mine) == 1 else 's'}"
     what = f"{tensors}, {count:,} value{'' if count == 1 else 's'}"
     if identical(unflatten(form, mine, find), unflatten(other, theirs, find)):
-        return Comparison(True, 0.0, _top1(mine, mine), what)
+        return WitnessComparison(True, 0.0, _top1(mine, mine), what)
     if not identical(form, other) or [_form(one) for one in mine] != [_form(one) for one in theirs]:
-        return Comparison(False, math.inf, None, f"{what}; types or shapes differ")
+        return WitnessComparison(False, math.inf, None, f"{what}; types or shapes differ")
     pairs = list(zip(mine, theirs, strict=True))
-    return Comparison(False, max((_apart(a, b) for a, b in pairs), default=math.inf), _top1(mine, theirs), what)
+    return WitnessComparison(False, max((_apart(a, b) for a, b in pairs), default=math.inf), _top1(mine, theirs), what)
 
 
 def tolerance(dtypes: Iterable[torch.dtype], *, tf32: bool = False) -> float:
@@ -224,7 +224,7 @@ def _equal(a: Any, b: Any) -> bool:
 log = logging.getLogger(__name__)
 
 RUNS_KEPT: Final = 1024
-UNKNOWN: Final = Comparison(False, math.inf, None, "nothing")
+UNKNOWN: Final = WitnessComparison(False, math.inf, None, "nothing")
 
 
 @short
@@ -251,7 +251,7 @@ class Witness:
         return {name: getattr(self, name) for name in names}
 
 
-class Share:
+class EvenShare:
     """Selects a share evenly: of n, ceil(n * share), the first included, independent of timing."""
 
     def __init__(self, share: float) -> None:
@@ -272,7 +272,7 @@ def check_share(value: float) -> float:
     return float(value)
 
 
-class Kept:
+class InitialState:
     """The initial state of one request: inputs (copies), autocast, random generators, the model's state."""
 
     def __init__(self, model: nn.Module, device: torch.device, call: Call) -> None:
@@ -312,7 +312,7 @@ class Witnesses:
     def __init__(self, wrapped: WrappedModel, share: float, find: ClassFinder) -> None:
         self.share = share
         self._wrapped = wrapped
-        self._taken = Share(share)
+        self._taken = EvenShare(share)
         self._find = find
         self._refused: dict[str, str] = {}
         self._own = threading.local()
@@ -324,11 +324,11 @@ class Witnesses:
         """Layers whose cuts were found wrong ("input" among them), and the reason."""
         return dict(self._refused)
 
-    def keep(self, call: Call) -> Kept | None:
+    def keep(self, call: Call) -> InitialState | None:
         """Return what a witness of this request will need; None if it has none."""
         if not self.share or not self._taken.take():
             return None
-        return Kept(self._wrapped.model, self._wrapped.device, call)
+        return InitialState(self._wrapped.model, self._wrapped.device, call)
 
     def check_cut(self, cut: str, layer_id: int = -1) -> None:
         """Raise CutRefused for a layer whose cut is disabled."""
@@ -343,7 +343,7 @@ class Witnesses:
         return sum(max(0, min(end, stop) - max(begin, started)) for started, stop in runs)
 
     def judge(
-        self, kept: Kept, received: Any, cut: str, request_id: int, about: Mapping[str, str], kept_ns: int
+        self, kept: InitialState, received: Any, cut: str, request_id: int, about: Mapping[str, str], kept_ns: int
     ) -> tuple[Witness, Any]:
         """(the witness, the answer's output): ``received`` if it is equal, else the whole model's own.
 
@@ -385,14 +385,14 @@ def _unlike(about: Mapping[str, str], device: torch.device) -> list[str]:
     return unlike(kind(device), about)
 
 
-def _limit(kept: Kept, whole: Any, about: Mapping[str, str], model: nn.Module, device: torch.device) -> float:
+def _limit(kept: InitialState, whole: Any, about: Mapping[str, str], model: nn.Module, device: torch.device) -> float:
     """Return the tolerance for this output, by the dtypes that both sides may have computed with."""
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(whole)[1])}
     formats |= {dtype_named(name) for _, name in kept.around["autocast"]}
     return tolerance_between(formats, about, device)
 
 
-def _difference(found: Comparison, limit: float, apart: list[str]) -> tuple[str, str]:
+def _difference(found: WitnessComparison, limit: float, apart: list[str]) -> tuple[str, str]:
     """Return how it differs, and what else is known."""
     if math.isinf(found.largest):
         how = "in types, shapes, whole numbers, NaN or infinities"

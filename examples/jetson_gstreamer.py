@@ -50,7 +50,7 @@ def main() -> None:
     client = EdgeClient(options.server, options.model, split=options.split)
     assert client.spec is not None
     with client, sources.live(frames(options.camera), "gstreamer", timeout=10) as source:
-        tally = sources.Tally(source)
+        tally = sources.SourceTally(source)
         for answer in client.infer_many(source, prepare=client.spec.preprocess):
             tally.add()
             print(client.spec.postprocess(answer.output)[:1], tally.line())

@@ -36,7 +36,7 @@ def main() -> None:
     client = EdgeClient(options.server, options.model, split=options.split)
     assert client.spec is not None
     with client, sources.live(frames(640, 480), "picamera2", timeout=10) as source:
-        tally = sources.Tally(source)
+        tally = sources.SourceTally(source)
         for answer in client.infer_many(source, prepare=client.spec.preprocess):
             tally.add()
             print(client.spec.postprocess(answer.output)[:1], tally.line())

@@ -182,7 +182,7 @@ def twin(module: nn.Module) -> nn.Module:
 # compiled: each is a single kernel, and nothing is gained.
 
 
-class Finder:
+class CompileFinder:
     """Collects modules to compile in a tail (`TailSession.substitutes`), running them as they are."""
 
     def __init__(self, passed: set[nn.Module]) -> None:
@@ -382,7 +382,7 @@ class CompiledTails:
             return
         began, passed = time.monotonic(), set[nn.Module]()
         for _ in range(ROUNDS):
-            finder = Finder(passed)
+            finder = CompileFinder(passed)
             self._wrapped.tail(values.early(), substitutes=finder)
             fresh = [module for module in finder.found if module not in tail.compiled]
             if not fresh or self._closed:

@@ -31,7 +31,7 @@ WIDEST: Final = 120
 INDENT: Final = 22
 
 
-class Level(str, Enum):
+class CheckLevel(str, Enum):
     OK = "ok"
     WARNING = "warning"  # it works, but perhaps not for long, or not as well as it could
     WRONG = "wrong"  # it does not work, or is not safe
@@ -41,7 +41,7 @@ class Level(str, Enum):
 class Finding:
     """A finding. ``about``: a word or two, the same on every run; ``mend``: what to do, empty if nothing."""
 
-    level: Level
+    level: CheckLevel
     about: str
     says: str
     mend: str = ""
@@ -52,15 +52,15 @@ class Finding:
 
 
 def ok(about: str, says: str) -> Finding:
-    return Finding(Level.OK, about, says)
+    return Finding(CheckLevel.OK, about, says)
 
 
 def warning(about: str, says: str, mend: str) -> Finding:
-    return Finding(Level.WARNING, about, says, mend)
+    return Finding(CheckLevel.WARNING, about, says, mend)
 
 
 def wrong(about: str, says: str, mend: str) -> Finding:
-    return Finding(Level.WRONG, about, says, mend)
+    return Finding(CheckLevel.WRONG, about, says, mend)
 
 
 def contained(about: str, findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -89,7 +89,7 @@ def report(findings: Iterable[Finding], out: TextIO | None) -> list[Finding]:
 def counts(found: Iterable[Finding]) -> dict[str, int]:
     """Count the findings of each level, the worst first."""
     levels = Counter(one.level for one in found)
-    return {level.value: levels[level] for level in reversed(Level)}
+    return {level.value: levels[level] for level in reversed(CheckLevel)}
 
 
 def as_json(found: Iterable[Finding]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from typing import Any
 from shared_hooks.crossing import Crossing, Place, Slot
 from shared_hooks.modules import ROOT, call_name
 from shared_hooks.planning import Capture, Cutting, Plan
-from shared_hooks.recording import Event, ModuleCall, Op, Storage, Trace
+from shared_hooks.recording import DataEvent, ModuleCall, Op, Storage, Trace
 from shared_hooks.showing import short
-from shared_hooks.tail import Answer, Enter, ReadValue, Recipe, Run, Skip
+from shared_hooks.tail import Enter, GiveResult, ReadValue, Recipe, Run, Skip
 from shared_hooks.tensors import LiveSet, Structure, dtype_name, no_class, unflatten
 
 WIDTH = 80
@@ -50,7 +50,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class CallReports:
+class PlaceReport:
     """A report on a place before the cut: ``what`` it is ("item", an operation, a module), ``where`` in the model.
 
     ``value``: of a Python value that was read from data, in the plan; every request sends its own.
@@ -77,8 +77,8 @@ class Explanation:
     layer_type: str
     sent: tuple[Sent, ...]
     whole: bool
-    reads: tuple[CallReports, ...]
-    given: tuple[CallReports, ...]
+    reads: tuple[PlaceReport, ...]
+    given: tuple[PlaceReport, ...]
     generators: tuple[str, ...]
     description_bytes: int
     skipped: int
@@ -233,13 +233,13 @@ def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) ->
         layer_type="" if layer is None else layer.layer_type,
         sent=tuple(telling.sent(i, *one, elsewhere=one[0].index in elsewhere) for i, one in enumerate(slots)),
         whole=bool(crossing.slots) and max(plan.trace.dynamic, default=-1) > cutting.position,
-        reads=tuple(CallReports(read.name, _where(read.place), _value(value)) for read, value in reads),
-        given=tuple(CallReports(given.name, _where(given.place)) for given in crossing.given),
+        reads=tuple(PlaceReport(read.name, _where(read.place), _value(value)) for read, value in reads),
+        given=tuple(PlaceReport(given.name, _where(given.place)) for given in crossing.given),
         generators=crossing.generators,
         description_bytes=len(crossing.to_bytes()),
         skipped=kinds[Skip],
         entered=kinds[Enter],
-        answered=kinds[Answer],
+        answered=kinds[GiveResult],
         read=kinds[ReadValue],
         run=kinds[Run],
         steps=tuple(recipe.explain()),
@@ -256,7 +256,7 @@ class _Uses:
         self.writer = ""
         self.written_before = ""
 
-    def read(self, event: Event, storage: Storage, name: str) -> None:
+    def read(self, event: DataEvent, storage: Storage, name: str) -> None:
         """Record a read of anything that was not overwritten since the cut."""
         for view in (view for one, view in event.reads if one is storage):
             wanted = LiveSet.empty(storage.elements).add(view)
@@ -287,7 +287,7 @@ class _Telling:
         for event in sorted(trace.events, key=lambda event: event.seq):
             self._use(event)
 
-    def _use(self, event: Event) -> None:
+    def _use(self, event: DataEvent) -> None:
         after = event.seq > self.position or (self.branch is not None and self.branch.is_later(event.seq))
         for storage in dict.fromkeys(storage for storage, _ in event.reads) if after else ():
             if storage in self.uses:

@@ -24,9 +24,9 @@ from shared_hooks import devices
 from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, Slot, TensorForm, generators
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import (
-    Frame,
+    CallFrame,
+    CallKind,
     HookExitException,
-    Kind,
     Placeholder,
     Session,
     arguments_of,
@@ -37,7 +37,7 @@ from shared_hooks.forward import (
 )
 from shared_hooks.metrics import Measurement
 from shared_hooks.modules import ModuleInfo
-from shared_hooks.planning import UNSEEN, Branch, Capture, Cutting, Follower, Plan, Walk
+from shared_hooks.planning import UNSEEN, Branch, Capture, Cutting, Follower, HeadWalk, Plan
 from shared_hooks.purity import is_safe
 from shared_hooks.recording import ModuleCall, Op, Trace, Value
 from shared_hooks.recording.trace import calls_in
@@ -58,7 +58,7 @@ class Diverged(BaseException):
     """The run left the plan's path. No Exception, so that the model cannot catch it."""
 
 
-class Listener(Protocol):
+class CrossingListener(Protocol):
     """Learns of what crosses a cut before its head has ended (`listening`), in the head's thread."""
 
     def begins(self, crossing: Crossing) -> bool:
@@ -72,13 +72,13 @@ class Listener(Protocol):
         """
 
 
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+_listener: ContextVar[CrossingListener | None] = ContextVar("listener", default=None)
 
 
 class listening:  # used as a function
     """In the block, heads of this thread inform ``listener``, if given."""
 
-    def __init__(self, listener: Listener | None) -> None:
+    def __init__(self, listener: CrossingListener | None) -> None:
         self._listener = listener
 
     def __enter__(self) -> None:
@@ -170,7 +170,7 @@ class Banking:
         if capture.kind != "nothing":
             self.wanted.setdefault(capture.where, []).append((slot, capture))
 
-    def bank_module(self, frame: Frame, output: Any) -> None:
+    def bank_module(self, frame: CallFrame, output: Any) -> None:
         """Called after each module, layer or not."""
         if self.follower is not None:
             call = self.plan.calls.get((frame.info.path, frame.number))
@@ -318,10 +318,10 @@ class HeadSession(Banking, Session):
                 for slot in slots:
                     self.listener.final(slot, self.pieces(slot, self.target)[1])
 
-    def module_done(self, frame: Frame, output: Any) -> None:
+    def module_done(self, frame: CallFrame, output: Any) -> None:
         self.bank_module(frame, output)
 
-    def layer_done(self, frame: Frame, output: Any) -> None:
+    def layer_done(self, frame: CallFrame, output: Any) -> None:
         super().layer_done(frame, output)
         self.bank_layer(self.next_layer, frame.info.path)
 
@@ -333,7 +333,7 @@ class WalkingHead(HeadSession):
     """A head that saves no layers and has no observers: it compares the calls of modules with the plan's."""
 
     def __init__(
-        self, modules: dict[nn.Module, ModuleInfo], measurement: Measurement | None, walk: Walk, *more: Any
+        self, modules: dict[nn.Module, ModuleInfo], measurement: Measurement | None, walk: HeadWalk, *more: Any
     ) -> None:
         super().__init__(modules, measurement, set(), *more)
         self.walk = walk
@@ -405,16 +405,16 @@ class HeadMode(TorchFunctionMode):
             return result
         name = name_of(func)
         kind = kind_of(name, bool(arguments), result)
-        if kind is Kind.FORM or mapped:
+        if kind is CallKind.FORM or mapped:
             return result
         number = self.count
         self.count += 1
         if number >= len(self.names) or self.names[number] != name:
             raise Diverged
-        results = leaves_of(result) if kind is Kind.TENSOR else []
+        results = leaves_of(result) if kind is CallKind.TENSOR else []
         if session.follower is not None and not session.follower.operation(self.ops[number], arguments, results):
             raise Diverged
-        if kind is Kind.VALUE:
+        if kind is CallKind.VALUE:
             self._value(number, result)
         wanted = session.wanted.get(number)
         if wanted:

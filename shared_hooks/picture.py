@@ -57,7 +57,7 @@ class How(TypedDict):
     max_pixels: int
 
 
-class Refused(Exception):
+class PictureRefused(Exception):
     """Why a file is not decoded; ``kind`` is an error's name."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -91,7 +91,7 @@ def resized(
 
 
 def decoded(data: bytes, how: How) -> Image.Image:
-    """Decode an image. Raises `Refused`, before decoding if the header shows enough."""
+    """Decode an image. Raises `PictureRefused`, before decoding if the header shows enough."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     check = partial(_check_size, how["max_pixels"])
@@ -105,14 +105,14 @@ def decoded(data: bytes, how: How) -> Image.Image:
                 turned = ImageOps.exif_transpose(file).convert(how["mode"])
                 return resized(turned, how["size"], how["shorter_side"], how["interpolation"])
     except UnidentifiedImageError:  # whose message contains an object's address
-        raise Refused("unknown", "its format is not known (images, .npy and .safetensors are read)") from None
+        raise PictureRefused("unknown", "its format is not known (images, .npy and .safetensors are read)") from None
     except (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, Image.DecompressionBombError) as error:
-        raise Refused("broken", str(error)[:300]) from error
+        raise PictureRefused("broken", str(error)[:300]) from error
 
 
 def _check_size(most: int, width: int, height: int, what: str) -> None:
     if width * height > most:
-        raise Refused("TooLarge", f"{what} of {width} x {height} pixels; at most {most} are taken")
+        raise PictureRefused("TooLarge", f"{what} of {width} x {height} pixels; at most {most} are taken")
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:
@@ -132,13 +132,15 @@ def _check(file: Image.Image, data: bytes, how: How, check: Callable[[int, int, 
     check(file.width, file.height, "an image")
     check(*scaled(file.width, file.height, how["shorter_side"]), "a scaled image")
     if file.mode.startswith(("I", "F")):
-        raise Refused("deep", f"has pixels of more than 8 bits (mode {file.mode}); convert it, or give it as .npy")
+        raise PictureRefused(
+            "deep", f"has pixels of more than 8 bits (mode {file.mode}); convert it, or give it as .npy"
+        )
     if file.format == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:
-        raise Refused("TooLarge", f"a JPEG of more than {MAX_SCANS} scans")
+        raise PictureRefused("TooLarge", f"a JPEG of more than {MAX_SCANS} scans")
     if file.format == "TIFF":
         tags: Any = getattr(file, "tag_v2", {})
         if len(tags) > MAX_TAGS:
-            raise Refused("TooLarge", f"a TIFF of more than {MAX_TAGS} tags")
+            raise PictureRefused("TooLarge", f"a TIFF of more than {MAX_TAGS} tags")
         width, length, rows = tags.get(322, 0), tags.get(323, 0), tags.get(278, 0)
         if all(type(one) is int for one in (width, length, rows)):
             check(width, length, "a tile")
@@ -165,7 +167,7 @@ class Decoder:
             process.end()
 
     def __call__(self, data: bytes, how: How) -> tuple[str, tuple[int, int], bytes]:
-        """Return (mode, (width, height), pixels). Raises `Refused`."""
+        """Return (mode, (width, height), pixels). Raises `PictureRefused`."""
         with self._lock:
             if self._pid != os.getpid():  # the processes belong to a parent
                 self._idle, self._pid = [], os.getpid()
@@ -180,9 +182,11 @@ class Decoder:
         except BaseException as error:  # interrupted, too: it is in an unknown state
             process.end()
             if isinstance(error, TimeoutError):
-                raise Refused("TooLarge", f"decoding it takes more than {self.seconds:g} s") from None
+                raise PictureRefused("TooLarge", f"decoding it takes more than {self.seconds:g} s") from None
             if isinstance(error, OSError):
-                raise Refused("TooLarge", f"decoding it takes more than {process.limit >> 20} MiB, or fails") from None
+                raise PictureRefused(
+                    "TooLarge", f"decoding it takes more than {process.limit >> 20} MiB, or fails"
+                ) from None
             raise
         if reported.get("again"):
             with self._lock:
@@ -190,7 +194,7 @@ class Decoder:
         else:
             process.end()
         if "error" in reported:
-            raise Refused(reported["error"], reported["message"])
+            raise PictureRefused(reported["error"], reported["message"])
         return reported["mode"], tuple(reported["size"]), pixels
 
 
@@ -294,7 +298,7 @@ def main() -> None:
             image = decoded(data, requested["how"])
             pixels = image.tobytes()
             reported: dict[str, Any] = {"mode": image.mode, "size": image.size}
-        except Refused as error:
+        except PictureRefused as error:
             reported = {"error": error.kind, "message": str(error)}
         except MemoryError:
             reported, again = (

@@ -20,7 +20,7 @@ from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import Measurement, gpu_of
 from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import attach, fast_path_off, tables
-from shared_hooks.planning import Cut, Cutting, Loads, Plan, Planner, Walk, members
+from shared_hooks.planning import Cut, Cutting, HeadWalk, Loads, Plan, Planner, members
 from shared_hooks.purity import Turns, is_pure
 from shared_hooks.tensors import classes_of, flatten
 
@@ -172,7 +172,7 @@ class Runs:
                 raise unknown
         raise CutRefused("the model takes another path each time it runs on this input: its Python state differs")
 
-    def _walk(self, plan: Plan, cutting: Cutting, crossing: Crossing) -> Walk | None:
+    def _walk(self, plan: Plan, cutting: Cutting, crossing: Crossing) -> HeadWalk | None:
         """Return what a head compares if layers are neither saved nor observed; None: all that it can."""
         if self._save or attach.watchers or crossing.layer_id < 0 or cutting.branch is not None:
             return None
@@ -185,7 +185,7 @@ class Runs:
         crossing: Crossing,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        walk: Walk | None = None,
+        walk: HeadWalk | None = None,
     ) -> EarlyOutput:
         if self._save:
             self._check_saved([plan])

@@ -19,7 +19,7 @@ from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.modules import INPUT, attach, constants, tables
 from shared_hooks.modules.manifest import Fact, manifest
-from shared_hooks.planning import Cut, LayerInfo, Layers, Loads, Plan
+from shared_hooks.planning import Cut, LayerInfo, LayerTable, Loads, Plan
 from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import summary_of
@@ -130,12 +130,12 @@ class WrappedModel(Runs):
         self._planner.refuse(layer, reason)
 
     @property
-    def layers(self) -> Layers:
+    def layers(self) -> LayerTable:
         """The layers of the latest plan, in execution order."""
         return self._planner.latest.layers
 
     @property
-    def cuts(self) -> Layers:
+    def cuts(self) -> LayerTable:
         """All possible cuts of the latest plan, in execution order: its layers, and the blocks with code after their
         last layer (a sum, an activation). A block's name is the cut after it has returned.
         """

@@ -31,7 +31,7 @@ from edge_client.model_choice import ModelChoice
 from edge_client.tasks.leakage import leakage
 from edge_client.tasks.learn import Learned, learn
 from edge_client.tasks.subject import subject_of
-from edge_client.user_input import Given, Loaded, given, labelled, load
+from edge_client.user_input import Given, LoadedModel, given, labelled, load
 from shared_hooks.codecs import RAW, register
 from shared_hooks.crossing import EarlyOutput, books_of
 from shared_hooks.models.digits.train import as_tensors, distort, load_images
@@ -66,7 +66,7 @@ def unseen(copies: int) -> list[Given]:
     return labelled([(image, str(label)) for image, label in zip(every.split(1), labels, strict=True)], "input")
 
 
-def judged(loaded: Loaded, found: Learned, items: Sequence[Given], learnt: Sequence[Given]) -> dict[str, Any]:
+def judged(loaded: LoadedModel, found: Learned, items: Sequence[Given], learnt: Sequence[Given]) -> dict[str, Any]:
     """The learned codec and the others at its cut: bytes, points of accuracy, and the best of the others."""
     name = register(f"learned:{found.file}")
     study = Study(
@@ -338,7 +338,7 @@ def _passages(words: Any, count: int) -> Iterator[torch.Tensor]:
     yield from rows[:: max(1, len(rows) // count)][:count].split(1)
 
 
-def by_step(loaded: Loaded, cut: str, items: Sequence[Given], learnt: Sequence[Given]) -> dict[str, Any]:
+def by_step(loaded: LoadedModel, cut: str, items: Sequence[Given], learnt: Sequence[Given]) -> dict[str, Any]:
     """Accuracy and bytes of the codec "basis" with its steps, learnt from ``learnt``: a study keeps the coarsest one
     that is *shown* to lose no more than is allowed, and others may lose no more as well.
     """

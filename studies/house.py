@@ -1,4 +1,5 @@
-"""``python -m studies.house``: how long the product is, and in whose words: modules, lines of code, contracts, words.
+"""``python -m studies.house``: how long the product is, and in whose words: modules, lines of code, contracts, words,
+class names with several meanings.
 
 Lines of code are those that are left without docstrings, comments, blank lines and imports.
 """
@@ -9,6 +10,7 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,12 @@ def code_lines(text: str) -> int:
     return sum(number not in besides and bool(line.strip()) and line.strip()[0] != "#" for number, line in lines)
 
 
+def class_names(text: str) -> list[str]:
+    """The public ones of one module."""
+    found = [node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    return [name for name in found if not name.startswith("_")]
+
+
 @cache
 def measures() -> dict[str, Any]:
     """By name."""
@@ -45,6 +53,7 @@ def measures() -> dict[str, Any]:
         "contracts"
     ]
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+    names = Counter(name for text in texts for name in class_names(text))
     return {
         "modules": len(texts),
         "of at most 60 lines": sum(len(text.splitlines()) <= 60 for text in texts),
@@ -52,6 +61,7 @@ def measures() -> dict[str, Any]:
         "lines of code": sum(map(code_lines, texts)),
         "import contracts": len(contracts),
         "words in the glossary": sum(line[:2] == "| " and not line.startswith("| word") for line in glossary),
+        "class names of several classes": sorted(name for name, count in names.items() if count > 1),
         "docstrings that begin with Of": sum(len(re.findall(r'^\s*"""Of ', text, re.MULTILINE)) for text in texts),
         "in code and docs": {
             word: sum(len(re.findall(rf"\b{word}\b", text)) for text in (*texts, *pages)) for word in WORDS

@@ -34,10 +34,10 @@ import torch
 
 from edge_client import ConnectionOptions, EdgeClient, local_server
 from edge_client.generation import SplitGenerator
-from edge_client.generation.drafting import FirstLayers, Lookup, Source
+from edge_client.generation.drafting import DraftSource, FirstLayers, Lookup
 from edge_client.model_choice import ModelChoice
 from edge_client.serving.app import Endpoint
-from edge_client.serving.chats import Chats, Task
+from edge_client.serving.chats import Chats, TextTask
 from edge_client.serving.sampling import Sampling
 from shared_hooks.models import load_spec
 from studies.experiments.relay import Relay
@@ -139,7 +139,7 @@ def drafts(options: argparse.Namespace, spec: str) -> dict[str, Any]:
     """Tokens a second over a link with ``--delay``, greedy, with drafts of each source and without: step by step, and
     sent ahead while those before them are verified. Each side computes with one thread.
     """
-    sources: dict[str, Source | None] = {"none": None}
+    sources: dict[str, DraftSource | None] = {"none": None}
     for name, source in {"lookup": Lookup(), "first layers": FirstLayers(options.cut)}.items():
         sources |= {name: source, f"{name}, ahead": source}
     rates: dict[str, list[float]] = {name: [] for name in sources}
@@ -169,10 +169,10 @@ def drafts(options: argparse.Namespace, spec: str) -> dict[str, Any]:
     return found
 
 
-def _task(chats: Chats, text: str, tokens: int) -> Task:
+def _task(chats: Chats, text: str, tokens: int) -> TextTask:
     words = chats.words
     ids = words.chat([{"role": "user", "content": text}]) if words.has_template else words.encode(text)
-    return Task(tuple(ids), tokens, Sampling(temperature=0))
+    return TextTask(tuple(ids), tokens, Sampling(temperature=0))
 
 
 def sessions(options: argparse.Namespace, spec: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class ReplicaPlace:
         return cls(**{**reported, "models": tuple((id, weights) for id, weights in reported["models"])})
 
 
-class Finder(Protocol):
+class ReplicaFinder(Protocol):
     """Finds replicas. Thread-safe."""
 
     @property
@@ -56,9 +56,9 @@ class Finder(Protocol):
 
 
 class Census:
-    """The result of the last `Finder.all`."""
+    """The result of the last `ReplicaFinder.all`."""
 
-    def __init__(self, finder: Finder, looked: Callable[[bool, bool], None]) -> None:
+    def __init__(self, finder: ReplicaFinder, looked: Callable[[bool, bool], None]) -> None:
         """``looked``: called after each check with whether there is any replica, and whether some came or went."""
         self._finder = finder
         self._looked = looked

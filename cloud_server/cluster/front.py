@@ -19,13 +19,13 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from cloud_server.cluster.census import Census, Finder
+from cloud_server.cluster.census import Census, ReplicaFinder
 from cloud_server.cluster.passport import Uncounted
 from cloud_server.cluster.relay import InferenceRelay, ProxiedCalls, Relay
 from cloud_server.config import ServerConfig
-from cloud_server.inference import Held
+from cloud_server.inference import HeldBytes
 from cloud_server.telemetry import MetricsPage, RequestCounts
-from cloud_server.transport import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor, Listener
+from cloud_server.transport import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor, GrpcListener
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle
 
@@ -108,7 +108,7 @@ SWEEP_SECONDS = 0.5
 class Front:
     """The front of one application. Use it as a context manager. Raises SpecError."""
 
-    def __init__(self, config: ServerConfig, finder: Finder) -> None:
+    def __init__(self, config: ServerConfig, finder: ReplicaFinder) -> None:
         self.lifecycle: Lifecycle = config.lifecycle
         self.limits = config.limits
         self._draining = False
@@ -124,7 +124,7 @@ class Front:
         limits = self.limits
         replicas = config.scale.max_replicas * max(1, len(config.models))
         places = min(MOST_PLACES, replicas * (limits.max_clients + limits.max_probes + limits.max_profiles))
-        self._listener = Listener(
+        self._listener = GrpcListener(
             config.listen,
             self._auth,
             (SERVICE, INFERENCE),
@@ -141,7 +141,7 @@ class Front:
         self._calls = ProxiedCalls(finder, places, limits.idle_seconds)
         self._relay = Relay(finder, self._census, self._auth, limits, self._calls)
         self._relay.add_to(self._listener.server)
-        self._held, health = Held(limits.max_inference_bytes), self._listener.health
+        self._held, health = HeldBytes(limits.max_inference_bytes), self._listener.health
         InferenceRelay(self._relay, self._census, self._auth, self._held, lambda: health.serving).add_to(
             self._listener.server
         )

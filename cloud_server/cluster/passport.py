@@ -19,8 +19,8 @@ from cloud_server.access import (
     HEADER,
     PASSPORT,
     SCHEME,
+    CallCredentials,
     Caller,
-    Credentials,
     Policy,
     Register,
     Tls,
@@ -67,11 +67,11 @@ class Passports(Register):
     def requires_credentials(self) -> bool:
         return True
 
-    def check(self, shown: Credentials) -> None:
+    def check(self, shown: CallCredentials) -> None:
         if shown.token != self._hash:  # comparing two hashes: the time it takes reveals nothing
             raise NotAuthenticated("this is a replica's private port: clients connect to the front")
 
-    def caller(self, peer: str, shown: Credentials) -> Caller:
+    def caller(self, peer: str, shown: CallCredentials) -> Caller:
         """Return the caller that the front names. Raises NotAuthenticated."""
         self.check(shown)
         try:
@@ -150,7 +150,7 @@ class Uncounted(Register):
         super().__init__(config.identities, certificates=certificates)
         self._why = several(config) if len(config.models) > 1 else ""
 
-    def caller(self, peer: str, shown: Credentials) -> Caller:
+    def caller(self, peer: str, shown: CallCredentials) -> Caller:
         """As `Register.caller`."""
         found = super().caller(peer, shown)
         if self._why and (bound := counted(found.policy)):

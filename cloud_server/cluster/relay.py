@@ -22,9 +22,9 @@ from google.protobuf.message import DecodeError, Message
 
 from cloud_server import wire
 from cloud_server.access import Caller
-from cloud_server.cluster.census import Census, Finder, ReplicaPlace
+from cloud_server.cluster.census import Census, ReplicaFinder, ReplicaPlace
 from cloud_server.cluster.passport import channel, counted, stamp
-from cloud_server.inference import Held
+from cloud_server.inference import HeldBytes
 from cloud_server.limits import Limits
 from cloud_server.streams import check_form
 from cloud_server.transport import INFER, INFERENCE, SERVICE, AuthInterceptor, WaitingCalls
@@ -102,7 +102,7 @@ class ProxiedCall:
 class ProxiedCalls:
     """The calls that a front passes on. Thread-safe."""
 
-    def __init__(self, finder: Finder, places: int, idle_seconds: float) -> None:
+    def __init__(self, finder: ReplicaFinder, places: int, idle_seconds: float) -> None:
         """``places``: the maximum number of calls, each of which holds a thread; beyond that calls of the account with
         the most are ended. ``idle_seconds``: of `Limits`.
         """
@@ -206,7 +206,7 @@ class Relay:
     """isthmus.v1.Split for any replicas. `add_to` registers it."""
 
     def __init__(
-        self, finder: Finder, census: Census, auth: AuthInterceptor, limits: Limits, stays: ProxiedCalls
+        self, finder: ReplicaFinder, census: Census, auth: AuthInterceptor, limits: Limits, stays: ProxiedCalls
     ) -> None:
         self._finder = finder
         self._census = census
@@ -465,7 +465,7 @@ class InferenceRelay:
     """
 
     def __init__(
-        self, relay: Relay, census: Census, auth: AuthInterceptor, held: Held, ready: Callable[[], bool]
+        self, relay: Relay, census: Census, auth: AuthInterceptor, held: HeldBytes, ready: Callable[[], bool]
     ) -> None:
         self._relay = relay
         self._census = census

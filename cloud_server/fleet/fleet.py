@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from cloud_server.config import ModelEntry
 from cloud_server.fleet.hosts import Host, Resident, room_for
-from cloud_server.fleet.version import Loaded, Version
+from cloud_server.fleet.version import ModelInMemory, Version
 from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Identity, newest_first
 from cloud_server.processes import Trials
@@ -112,7 +112,7 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
-class Change:
+class Reloaded:
     """The names of models that a reload changed."""
 
     loaded: tuple[str, ...]
@@ -266,7 +266,7 @@ class Fleet(Mapping[str, Version]):
             for one in found:
                 self._unload(one)
 
-    def reload(self) -> Change:
+    def reload(self) -> Reloaded:
         """Make the served models those of the operator's files.
 
         New entries, and those that have changed or whose files have, are loaded; those that are gone are unloaded. An
@@ -282,7 +282,7 @@ class Fleet(Mapping[str, Version]):
             for name in gone:
                 self._unload(name)
             loaded = tuple(entry.spec.model_id for entry in changed)
-            return Change(loaded, tuple(gone), tuple(name for name in entries if name not in loaded))
+            return Reloaded(loaded, tuple(gone), tuple(name for name in entries if name not in loaded))
 
     def _wanted(self) -> Sequence[ModelEntry]:
         if self._read is None:
@@ -325,7 +325,7 @@ class Fleet(Mapping[str, Version]):
             version.load_seconds = (time.monotonic() - began) / len(entries)
             self._shed(version)
 
-    def _check_size(self, loaded: Loaded) -> None:
+    def _check_size(self, loaded: ModelInMemory) -> None:
         """Raise SpecError for a model that exceeds the limit even alone."""
         for device, nbytes in loaded.nbytes.items():
             if nbytes > self._most:
@@ -385,7 +385,7 @@ class Fleet(Mapping[str, Version]):
         """Stop loading models."""
         self._returning.close()
 
-    def _take(self, loaded: Loaded) -> None:
+    def _take(self, loaded: ModelInMemory) -> None:
         """Serve a loaded model under its name from now on."""
         identity = loaded.engine.identity
         name = identity.model_id

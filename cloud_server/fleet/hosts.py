@@ -12,9 +12,9 @@ import torch
 
 from cloud_server.config import AUTO, ModelEntry, ServerConfig
 from cloud_server.fleet.on_devices import on_devices
-from cloud_server.fleet.version import Loaded
+from cloud_server.fleet.version import ModelInMemory
 from cloud_server.models import Engine, ServedModel
-from cloud_server.processes import Part, Pool, PooledModel, Share, payload_memory
+from cloud_server.processes import Part, Pool, PooledModel, WorkerShare, payload_memory
 from shared_hooks import devices
 from shared_hooks.errors import ModelFailed, SpecError
 from shared_hooks.models import pick_device
@@ -40,7 +40,7 @@ def devices_of(text: str) -> list[torch.device]:
     return [pick_device(name.strip()) for name in text.split(",")]
 
 
-class Placed(NamedTuple):
+class PlacedModel(NamedTuple):
     """A model on a device: whole, or one ``part``: (its number from 0, how many there are)."""
 
     entry: ModelEntry
@@ -52,7 +52,7 @@ FULL = 0.8
 """With "auto", a model whose weights exceed this share of a device's free memory is divided into parts."""
 
 
-def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[Placed]:
+def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[PlacedModel]:
     """Return where to place a model on a server whose devices are ``server``.
 
     ``divided``: its weights are divided among processes in any case. Raises SpecError, also for devices that differ:
@@ -72,7 +72,7 @@ def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[Pla
             "other last bits from request to request; name devices of one kind"
         )
     if not parts:
-        return [Placed(entry, device) for device in found]
+        return [PlacedModel(entry, device) for device in found]
     wanted = max(2, len(found)) if entry.parts in ((), (AUTO,)) else len(entry.parts) + 1
     if len(found) != wanted:
         raise SpecError(
@@ -80,7 +80,7 @@ def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[Pla
             f"{' at least' * (AUTO in entry.parts)}, one for each device; device has {len(found)}: {text}"
         )
     count = len(found)
-    return [Placed(entry.piece(number, count), one, (number, count)) for number, one in enumerate(found)]
+    return [PlacedModel(entry.piece(number, count), one, (number, count)) for number, one in enumerate(found)]
 
 
 def _is_too_large(entry: ModelEntry, device: torch.device) -> bool:
@@ -198,7 +198,7 @@ class Host(Protocol):
         """Whether models loaded by one call can only be freed together."""
         ...
 
-    def load(self, entries: Sequence[ModelEntry]) -> list[Loaded]:
+    def load(self, entries: Sequence[ModelEntry]) -> list[ModelInMemory]:
         """Load these models and wait until they are warm; all or none. Raises the error of one that fails."""
         ...
 
@@ -211,10 +211,10 @@ class ThisProcess:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
 
-    def load(self, entries: Sequence[ModelEntry]) -> list[Loaded]:
+    def load(self, entries: Sequence[ModelEntry]) -> list[ModelInMemory]:
         return [self._load(entry) for entry in entries]
 
-    def _load(self, entry: ModelEntry) -> Loaded:
+    def _load(self, entry: ModelEntry) -> ModelInMemory:
         config, limits = self._config, self._config.limits
         there, bounds = placed(entry, config.device), (limits.rehearsals(), limits.files(), limits.max_frames_bytes)
         models = [ServedModel(one.entry, one.device, config.lifecycle, *bounds) for one in there]
@@ -234,7 +234,7 @@ class ThisProcess:
             found = [one.batching.batches for one in models]
             return sum(one.spot_checks for one in found), sum(bool(one.ended) for one in found)
 
-        return Loaded(entry, on_devices(models, bool(there[0].part)), close, nbytes, compiled, spot_checks)
+        return ModelInMemory(entry, on_devices(models, bool(there[0].part)), close, nbytes, compiled, spot_checks)
 
 
 class Processes:
@@ -277,7 +277,7 @@ class Processes:
         """Whether every model has a warm worker."""
         return all(pool.crew.warm for pool in self._known())
 
-    def load(self, entries: Sequence[ModelEntry]) -> list[Loaded]:
+    def load(self, entries: Sequence[ModelEntry]) -> list[ModelInMemory]:
         engines: dict[str, list[Engine]] = {entry.spec.model_id: [] for entry in entries}
         places: dict[tuple[str, int], dict[str, Part | None]] = {}
         parted: set[str] = set()
@@ -291,7 +291,7 @@ class Processes:
         made: list[Pool] = []
         try:
             for (device, _), names in places.items():
-                share = Share(device, tuple(names), tuple(names.values()))
+                share = WorkerShare(device, tuple(names), tuple(names.values()))
                 made.append(
                     Pool(self._words, self._config.workers, self._config.limits, share=share, memory=self._memory)
                 )
@@ -317,7 +317,7 @@ class Processes:
         found = []
         for entry in entries:
             name = entry.spec.model_id
-            found.append(Loaded(entry, on_devices(engines[name], name in parted), close_of(name)))
+            found.append(ModelInMemory(entry, on_devices(engines[name], name in parted), close_of(name)))
         return found
 
     def _start(self, pools: Sequence[Pool], engines: dict[str, list[Engine]]) -> None:

@@ -15,11 +15,11 @@ import torch
 
 from cloud_server.models import (
     Computed,
-    End,
     Engine,
     EngineSession,
     FileRead,
     Following,
+    PartEnd,
     Progress,
     join_reply,
 )
@@ -115,7 +115,7 @@ class Replicated(_Several):
         self._engines[0].admit(crossing, header, payload_bytes, max_bytes)
 
     def compute(
-        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: PartEnd | None = None
     ) -> Computed:
         """Compute on the replica with the fewest requests; frames that refer to a client's last ones, on the one that
         keeps them.
@@ -131,7 +131,7 @@ class Replicated(_Several):
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
-        end: End | None = None,
+        end: PartEnd | None = None,
     ) -> Computed:
         """Compute on the replica with the fewest requests."""
         with self._least() as engine:
@@ -216,15 +216,15 @@ class Parted(_Several):
         assert first is not None and end is not None
         return range(first, max(first, end) + 1)
 
-    def _end(self, at: int, way: range, end: End | None) -> End | None:
-        return End(self._cuts[at + 1]) if at + 1 < way.stop else end
+    def _end(self, at: int, way: range, end: PartEnd | None) -> PartEnd | None:
+        return PartEnd(self._cuts[at + 1]) if at + 1 < way.stop else end
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """As the first part of the request."""
         self._engines[self._way(_begin(crossing), None).start].admit(crossing, header, payload_bytes, max_bytes)
 
     def compute(
-        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: PartEnd | None = None
     ) -> Computed:
         """Compute part after part."""
         way = self._way(_begin(crossing), None if end is None else end.cut)
@@ -232,7 +232,7 @@ class Parted(_Several):
         self._observing.first = way.start
         return self._rest(way, engine.compute(crossing, header, payload, want_metrics, first), want_metrics, end)
 
-    def _rest(self, way: range, computed: Computed, want_metrics: bool, end: End | None) -> Computed:
+    def _rest(self, way: range, computed: Computed, want_metrics: bool, end: PartEnd | None) -> Computed:
         """Continue the first part's result through the others."""
         reply = computed.reply
         for at in way[1:]:
@@ -257,7 +257,7 @@ class Parted(_Several):
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
-        end: End | None = None,
+        end: PartEnd | None = None,
     ) -> Computed:
         """Read the file in the first part, and compute part after part."""
         way = self._way(INPUT, None if end is None else end.cut)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from cloud_server.config import ModelEntry
-from cloud_server.models import Computed, End, Engine, EngineSession, FileRead, Following, Leave, Progress, room_for
+from cloud_server.models import Computed, Engine, EngineSession, FileRead, Following, Leave, PartEnd, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.engine import Batching, StepBatching
 from cloud_server.processes import Trials
@@ -29,7 +29,7 @@ from shared_hooks.modules.manifest import Manifest
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ModelInMemory:
     """A model in memory. ``nbytes``: of its weights, by device. ``close`` frees them, with the reason for decoding
     sessions.
     """
@@ -49,7 +49,7 @@ class Loaded:
 class Home:
     """Weights in memory, and the number of requests that need them."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: ModelInMemory) -> None:
         self.loaded = loaded
         self.pins = 0
 
@@ -67,7 +67,7 @@ def unpinned(home: Home) -> bool:
     return not home.pins
 
 
-class Pinned:
+class PinnedRequest:
     """A request that keeps weights in memory until `leave`, which takes effect once."""
 
     def __init__(self, keeper: Keeper, home: Home | None, put: Callable[[], Leave]) -> None:
@@ -92,7 +92,7 @@ class Pinned:
             self._keeper.unpin(home)
 
 
-class Deferred:
+class DeferredRequest:
     """A request that is started later, by `go`, and may be cancelled before or after."""
 
     def __init__(self, before: Leave | None = None) -> None:
@@ -142,7 +142,7 @@ class Version:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: ModelInMemory,
         wanted: Callable[[Version, str], None] = lambda version, account: None,
         gone: Callable[[], object] = lambda: None,
         trials: Trials | None = None,
@@ -166,7 +166,7 @@ class Version:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._home: Home | None = Home(loaded)
-        self._parked: dict[Deferred, Callable[[], Leave]] = {}
+        self._parked: dict[DeferredRequest, Callable[[], Leave]] = {}
         self._leaving = False
         self._ended: Callable[[], IsthmusError] | None = None
         self._failed: IsthmusError | None = None
@@ -201,7 +201,7 @@ class Version:
     def enter(self, account: str, put: Callable[[], Leave], cut: str = "") -> Leave:
         """As `Residence.enter`."""
         if cut and self._trials is not None:
-            deferred = Deferred()
+            deferred = DeferredRequest()
             go = partial(deferred.go, partial(self.enter, account, put), put)
             if self._trials.wait(self.identity, cut, max(self.nbytes.values(), default=0), go):
                 return deferred.leave
@@ -216,18 +216,18 @@ class Version:
                 self.used.clear()
             self.used[account] = now
             if home is None or (self._leaving and self._ended is None):
-                parked = Deferred()
+                parked = DeferredRequest()
                 parked.before = partial(self._unpark, parked)
                 self._parked[parked] = put
             else:
                 parked = None
                 home.pins += 1
         if parked is None:
-            return Pinned.entered(self, home, put)
+            return PinnedRequest.entered(self, home, put)
         self._wanted(self, account)
         return parked.leave
 
-    def arrive(self, loaded: Loaded, why: str = "") -> None:
+    def arrive(self, loaded: ModelInMemory, why: str = "") -> None:
         """Use new weights: waiting requests continue.
 
         Previous weights are freed once nothing needs them; decoding sessions are then lost, with the reason ``why``.
@@ -254,7 +254,7 @@ class Version:
             if home is not None:
                 home.pins += len(parked)
         for one, put in parked.items():  # without weights it is queued to get the reason
-            if not one.go(partial(Pinned.entered, self, home, put)) and home is not None:
+            if not one.go(partial(PinnedRequest.entered, self, home, put)) and home is not None:
                 self.unpin(home)
 
     def end(self, why: Callable[[], IsthmusError], reported: str) -> None:
@@ -322,7 +322,7 @@ class Version:
             home.pins -= 1
             self._changed.notify_all()
 
-    def _unpark(self, parked: Deferred) -> None:
+    def _unpark(self, parked: DeferredRequest) -> None:
         with self._lock:
             self._parked.pop(parked, None)
 
@@ -391,7 +391,7 @@ class Version:
         check_step(header, payload_bytes, max_bytes)
 
     def compute(
-        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: PartEnd | None = None
     ) -> Computed:
         if self._trials is not None:
             self._trials.check(self.identity, crossing.layer_name, along=bool(crossing.later))
@@ -409,7 +409,7 @@ class Version:
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
-        end: End | None = None,
+        end: PartEnd | None = None,
     ) -> Computed:
         return self._engine().compute_file(suffix, header, payload, want_metrics, max_bytes, read, end)
 

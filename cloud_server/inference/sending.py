@@ -134,7 +134,7 @@ VALUE_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedElements:
     """A tensor by name. ``data``: its elements, little endian, row-major, without gaps."""
 
     name: str
@@ -153,7 +153,7 @@ class Query:
     """A request. ``outputs``: those requested; empty: all."""
 
     model: str
-    inputs: tuple[Named, ...]
+    inputs: tuple[NamedElements, ...]
     version: str = ""
     id: str = ""
     outputs: tuple[str, ...] = ()
@@ -161,13 +161,13 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Result:
+class InferenceResult:
     """An answer. ``parameters``: what the model returns besides tensors, by name."""
 
     model: str
     version: str
     id: str
-    outputs: tuple[Named, ...]
+    outputs: tuple[NamedElements, ...]
     parameters: Mapping[str, Value]
 
     @property
@@ -365,7 +365,7 @@ def fits(query: Query, identity: Identity) -> bool:
     )
 
 
-def _by_name(query: Query, wanted: list[str]) -> dict[str, Named]:
+def _by_name(query: Query, wanted: list[str]) -> dict[str, NamedElements]:
     given = {one.name: one for one in query.inputs}
     unknown = sorted(given.keys() - set(wanted))
     missing = [name for name in wanted if name not in given]
@@ -375,7 +375,7 @@ def _by_name(query: Query, wanted: list[str]) -> dict[str, Named]:
     return given
 
 
-def _tensor(one: Named, dtype: torch.dtype) -> torch.Tensor:
+def _tensor(one: NamedElements, dtype: torch.dtype) -> torch.Tensor:
     """Return a read-only tensor on the elements in place."""
     if not one.data.nbytes:
         return torch.empty(one.shape, dtype=dtype)

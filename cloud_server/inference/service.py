@@ -19,9 +19,9 @@ from cloud_server.fleet import Fleet
 from cloud_server.inference.sending import (
     NAMES,
     WEIGHTS,
-    Named,
+    InferenceResult,
+    NamedElements,
     Query,
-    Result,
     Sending,
     Value,
     described,
@@ -63,7 +63,7 @@ class Hold:
     blocking.
     """
 
-    def __init__(self, held: Held, owner: Owner, leave: Callable[[], object]) -> None:
+    def __init__(self, held: HeldBytes, owner: Owner, leave: Callable[[], object]) -> None:
         self.owner = owner
         self.leave = leave
         self.nbytes = 0
@@ -82,7 +82,7 @@ class Hold:
         self._held.give_back(self)
 
 
-class Held:
+class HeldBytes:
     """At most ``limit`` bytes held by all calls. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
@@ -145,7 +145,7 @@ _SECRET = secrets.token_hex(8)
 _ids = itertools.count(1)
 
 
-class Asking:
+class InferenceCall:
     """One request of ``caller``, as a context manager: entered for a place, left when its answer was fetched.
 
     ``on_drop`` ends the transport's call, from any thread, without blocking. Raises ServerUnavailable without a place.
@@ -163,7 +163,7 @@ class Asking:
         self._frames = self._session.frames()
         self._answered = False
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> InferenceCall:
         return self
 
     def __exit__(
@@ -356,7 +356,7 @@ class Inference:
 
     def __init__(self, core: Core, ready: Callable[[], bool]) -> None:
         self.core = core
-        self.held = Held(core.limits.max_inference_bytes)
+        self.held = HeldBytes(core.limits.max_inference_bytes)
         self._statistics = _Statistics()
         core.lifecycle.register(self._statistics)
         self._ready = ready
@@ -449,11 +449,11 @@ class Inference:
         base, at, cut = name.partition("@")
         return (name, None) if not at or name in self.core.engines else (base, cut)
 
-    def asking(self, caller: Caller, on_drop: Callable[[], object]) -> Asking:
+    def asking(self, caller: Caller, on_drop: Callable[[], object]) -> InferenceCall:
         """Return a place for one request. Raises ServerUnavailable."""
-        return Asking(self.core, caller, on_drop)
+        return InferenceCall(self.core, caller, on_drop)
 
-    def infer(self, asking: Asking, query: Query, deadline_seconds: float | None = None) -> Result:
+    def infer(self, asking: InferenceCall, query: Query, deadline_seconds: float | None = None) -> InferenceResult:
         """Answer a request. Raises its error."""
         if query.parameters.get("sequence_id"):
             raise InputMismatch("sequences are not served: each request stands alone")
@@ -510,10 +510,10 @@ def _of_tail(reply: split_pb2.ReplyHeader) -> dict[str, Value]:
     }
 
 
-def _result(query: Query, version: str, reply: split_pb2.ReplyHeader, payload: memoryview) -> Result:
+def _result(query: Query, version: str, reply: split_pb2.ReplyHeader, payload: memoryview) -> InferenceResult:
     """Return the outputs by name, and what else the model returns as parameters."""
     structure, tensors = Parcel.tensors(reply.header, payload)
-    found: dict[str, Named] = {}
+    found: dict[str, NamedElements] = {}
     parameters: dict[str, Value] = {}
     for name, node in leaves(structure):
         if node[0] == "t":
@@ -522,7 +522,7 @@ def _result(query: Query, version: str, reply: split_pb2.ReplyHeader, payload: m
             if datatype is None:
                 raise ModelFailed(f'the output "{name}" is {tensor.dtype}, for which this protocol has no datatype')
             data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")  # type: ignore[arg-type]
-            found[name] = Named(name, datatype, tuple(tensor.shape), data)
+            found[name] = NamedElements(name, datatype, tuple(tensor.shape), data)
         elif node[0] == "v" and node[1] is not None:
             parameters[name] = node[1]
     if reply.transforms:
@@ -531,4 +531,4 @@ def _result(query: Query, version: str, reply: split_pb2.ReplyHeader, payload: m
     for name in wanted:
         if name not in found:
             raise InputMismatch(f'the model has no output "{name[:80]}"; it has {", ".join(found)}{near(name, found)}')
-    return Result(query.model, version, query.id, tuple(found[name] for name in wanted), parameters)
+    return InferenceResult(query.model, version, query.id, tuple(found[name] for name in wanted), parameters)

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import torch
 
-from cloud_server.models.engine import BatchKey, BegunTail, Computed, End, WeightsGuard, packed
+from cloud_server.models.engine import BatchKey, BegunTail, Computed, PartEnd, WeightsGuard, packed
 from shared_hooks import Crossing, EarlyOutput
-from shared_hooks.batching import Batches, Joinable, Made, Ways
+from shared_hooks.batching import BatchedResult, Batches, Joinable, Ways
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, PlanMismatch
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tensors.staging import wait
@@ -25,9 +25,9 @@ log = logging.getLogger("cloud_server")
 
 BATCH = "batch"
 """The first element of every batch key."""
-Unpack = Callable[[Crossing, bytes, memoryview, End | None], tuple[EarlyOutput, int]]
+Unpack = Callable[[Crossing, bytes, memoryview, PartEnd | None], tuple[EarlyOutput, int]]
 """Unpacks a payload: the frontier, and the nanoseconds that took."""
-Alone = Callable[[EarlyOutput, int, bool, End | None], Computed]
+Alone = Callable[[EarlyOutput, int, bool, PartEnd | None], Computed]
 """Runs one request outside a batch, given its frontier, the nanoseconds spent unpacking it, whether to return metrics,
 and the end of a middle part.
 """
@@ -56,7 +56,7 @@ class BatchedTails:
         self._guard = guard
         self._reading = reading
 
-    def batch_key(self, crossing: Crossing, end: End | None = None) -> BatchKey | None:
+    def batch_key(self, crossing: Crossing, end: PartEnd | None = None) -> BatchKey | None:
         """As `Batching.batch_key`: a lookup."""
         found = self.batches.of(crossing, _name(end))
         if found is None:
@@ -74,7 +74,7 @@ class BatchedTails:
             for batch_key in self.ways.compatible_keys(key[1], lambda batch_key: waiting((BATCH, batch_key)), most)
         ]
 
-    def learn(self, crossing: Crossing, end: End | None = None) -> bool:
+    def learn(self, crossing: Crossing, end: PartEnd | None = None) -> bool:
         """As `Batching.learn`. Costs about forty times a row once for each cut and form of inputs; about ten times for
         the way from there to a later cut.
         """
@@ -90,7 +90,7 @@ class BatchedTails:
         return looked
 
     def begin(
-        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: PartEnd | None = None
     ) -> BegunTail:
         """Unpack the request. Raises BadFrame, CutRefused."""
         return _Begun(self, crossing, header, payload, want_metrics, end)
@@ -145,7 +145,7 @@ class BatchedTails:
             self.batches.doubt(begun.joinable, reason)
 
 
-def _name(end: End | None) -> str:
+def _name(end: PartEnd | None) -> str:
     return "" if end is None else end.cut
 
 
@@ -159,10 +159,10 @@ class _Begun:
         header: bytes,
         payload: memoryview,
         want_metrics: bool,
-        end: End | None,
+        end: PartEnd | None,
     ) -> None:
         self.joinable: Joinable | None = tails.batches.of(crossing, _name(end))
-        self.made: Made | None = None
+        self.made: BatchedResult | None = None
         self.took_ns = 0
         self.own_ns = 0
         self._tails = tails

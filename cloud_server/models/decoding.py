@@ -21,7 +21,7 @@ from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, ModelFailed, SessionLost
 from shared_hooks.forward import interruptible
 from shared_hooks.generation import DecodingTail as OwnTail
-from shared_hooks.generation.middle import MiddleSession
+from shared_hooks.generation.middle import MiddleDecodingSession
 from shared_hooks.generation.remote_tensor import STEP_BYTES
 from shared_hooks.generation.session import Message
 from shared_hooks.generation.together import Ended, Lockstep, Outcome
@@ -33,7 +33,7 @@ NEED = "need"
 ALONE: Outcome[None] = Outcome(None, None, batch_size=1, meetings=0)
 
 
-class DecodingSession(Protocol):
+class DecodingSessionLike(Protocol):
     """The state of one model behind one cut, across steps."""
 
     @property
@@ -49,15 +49,15 @@ class DecodingSession(Protocol):
         """
         ...
 
-    def fork(self) -> DecodingSession:
+    def fork(self) -> DecodingSessionLike:
         """Return a copy, which can be continued independently."""
         ...
 
 
-class DecodingTail(Protocol):
+class DecodingTailLike(Protocol):
     """One model behind one cut."""
 
-    def open(self) -> DecodingSession: ...
+    def open(self) -> DecodingSessionLike: ...
 
 
 class DecodingTails:
@@ -81,7 +81,7 @@ class DecodingTails:
         self._factory = factory or self._own
         self.step_bytes = step_bytes
         self.bringing = bringing
-        self._tails: dict[str, DecodingTail] = {}
+        self._tails: dict[str, DecodingTailLike] = {}
         self._together: Lockstep | None = None
         self._lock = threading.Lock()
         self.closed = ""
@@ -93,7 +93,7 @@ class DecodingTails:
         with self._lock:
             self._tails.clear()
 
-    def _own(self, wrapped: WrappedModel, cut: str) -> DecodingTail:
+    def _own(self, wrapped: WrappedModel, cut: str) -> DecodingTailLike:
         return OwnTail(wrapped.model, cut, step_bytes=self.step_bytes, modules=wrapped.modules, turns=wrapped.turns)
 
     def open(self, cut: str, following: Following | None = None) -> ModelSession:
@@ -109,16 +109,16 @@ class DecodingTails:
                 return ModelSession(self, cut, tail.open())
             if not isinstance(tail, OwnTail):
                 raise CutRefused(f"what steps this model after {cut} runs to its end: no other server can follow")
-            return ModelSession(self, cut, MiddleSession(tail, *following))
+            return ModelSession(self, cut, MiddleDecodingSession(tail, *following))
         except IsthmusError:
             raise
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
 
-    def begin(self, session: EngineSession, header: bytes, payload: memoryview) -> BegunStep:
+    def begin(self, session: EngineSession, header: bytes, payload: memoryview) -> StepInProgress:
         """As `StepBatching.begin`."""
         assert isinstance(session, ModelSession)
-        return BegunStep(self, session, header, payload)
+        return StepInProgress(self, session, header, payload)
 
     def run(self, calls: Sequence[Callable[[], None]], ended: Ended) -> list[Outcome[None]]:
         """As `StepBatching.run`. The model's memory is checked once for all."""
@@ -150,11 +150,11 @@ def _renumbered(ended: Ended, number: int, _: int) -> BaseException | None:
 class ModelSession:
     """An `engine.EngineSession` of a model in this process."""
 
-    def __init__(self, tails: DecodingTails, cut: str, session: DecodingSession) -> None:
+    def __init__(self, tails: DecodingTails, cut: str, session: DecodingSessionLike) -> None:
         self._lost = ""
         self._tails = tails
         self.cut = cut
-        self._session: DecodingSession | None = session
+        self._session: DecodingSessionLike | None = session
         self._mended = tails.guard.mended
 
     @property
@@ -164,7 +164,7 @@ class ModelSession:
 
     def step(self, header: bytes, payload: memoryview) -> Computed:
         """Raise ModelFailed with the model's error as cause, and SessionLost."""
-        step = BegunStep(self._tails, self, header, payload)
+        step = StepInProgress(self._tails, self, header, payload)
         try:
             step.run()
             self._tails.synchronize()
@@ -186,10 +186,10 @@ class ModelSession:
 
     def close(self) -> None:
         session, self._session = self._session, None
-        if isinstance(session, MiddleSession):
+        if isinstance(session, MiddleDecodingSession):
             session.close()
 
-    def held(self) -> DecodingSession:
+    def held(self) -> DecodingSessionLike:
         """Return the state. Raises SessionLost."""
         self.check_model()
         if self._session is None:
@@ -210,7 +210,7 @@ class ModelSession:
         self.close()
 
 
-class BegunStep:
+class StepInProgress:
     """One step: unpacked on construction, then computed alone or with others, then packed."""
 
     def __init__(self, tails: DecodingTails, session: ModelSession, header: bytes, payload: memoryview) -> None:
@@ -236,7 +236,7 @@ class BegunStep:
         try:
             # An interrupted step (its time limit) makes its session unusable.
             with interruptible(), transforms.during(self._tails.wrapped) as changed, self._tails.bringing():
-                if isinstance(self._tail, MiddleSession):
+                if isinstance(self._tail, MiddleDecodingSession):
                     begun = self._tail.begin(self._asked, self._tensors)
                     self._rest, self._done = (begun, self._done) if callable(begun) else (None, begun)
                 else:

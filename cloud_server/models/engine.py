@@ -26,14 +26,14 @@ from torch import nn
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, ForwardMetrics, LayerMetrics, Parcel, TensorShape
 from shared_hooks.errors import ServerUnavailable
-from shared_hooks.generation import Link
+from shared_hooks.generation import StepLink
 from shared_hooks.generation.together import Ended, Outcome
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import FORWARD_READINGS, LAYER_READINGS, NOT_SAMPLED, Reading
 from shared_hooks.modules import weights_hash
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.state import PythonState
-from shared_hooks.state.agreed import Samples
+from shared_hooks.state.agreed import TensorSamples
 from shared_hooks.tensors import held
 from shared_hooks.tensors.staging import room
 
@@ -49,7 +49,7 @@ MAX_NOTE = 500
 """Most characters of a note; a driver's error may be longer."""
 
 
-class Readings:
+class NumberedReadings:
     """Readings by number, from 1, as in a reply; 0 is `NOT_SAMPLED`."""
 
     def __init__(self, reply: split_pb2.ReplyHeader) -> None:
@@ -74,7 +74,7 @@ class Readings:
 
 def put(reply: split_pb2.ReplyHeader, layers: Collection[LayerMetrics], forward: ForwardMetrics | None) -> None:
     """Write a tail's metrics into its reply."""
-    number, add = Readings(reply).number, reply.layers.add
+    number, add = NumberedReadings(reply).number, reply.layers.add
     known: dict[int, int] = {}  # by identity: ``layers`` keep them alive
     for layer in layers:
         metric = add(
@@ -152,7 +152,7 @@ class Identity:
         return mine == theirs
 
 
-class End(NamedTuple):
+class PartEnd(NamedTuple):
     """Where a part ends that another server continues: the name of a layer or block, and the codec of what crosses
     there.
     """
@@ -296,7 +296,7 @@ class Following(NamedTuple):
     """The part of a generation behind this server's: where it begins, and the link to the server that computes it."""
 
     cut: str
-    link: Link
+    link: StepLink
 
 
 class EngineSession(Protocol):
@@ -398,14 +398,14 @@ class BegunTail(Protocol):
 class Batching(Protocol):
     """Requests of several clients at one cut of one model, computed as one batch."""
 
-    def batch_key(self, crossing: Crossing, end: End | None = None) -> BatchKey | None:
+    def batch_key(self, crossing: Crossing, end: PartEnd | None = None) -> BatchKey | None:
         """Return the batch key of requests at this cut (for middle parts, with ``end``); a quick lookup.
 
         None if its requests are computed alone, or `learn` was not called.
         """
         ...
 
-    def learn(self, crossing: Crossing, end: End | None = None) -> bool:
+    def learn(self, crossing: Crossing, end: PartEnd | None = None) -> bool:
         """Find out whether its requests may be batched, unless that is known: plans and runs the model. Returns whether
         it did.
         """
@@ -420,7 +420,7 @@ class Batching(Protocol):
         ...
 
     def begin(
-        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: PartEnd | None = None
     ) -> BegunTail:
         """Unpack a complete payload, as `Engine.compute` takes it. Raises an IsthmusError."""
         ...
@@ -470,7 +470,7 @@ class Engine(Protocol):
         """Check what a request announces, before anything is allocated for it. Raises an IsthmusError."""
 
     def compute(
-        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: PartEnd | None = None
     ) -> Computed:
         """Run the tail on a complete payload, which it may keep and write to; with ``end``, up to that later cut.
 
@@ -493,7 +493,7 @@ class Engine(Protocol):
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
-        end: End | None = None,
+        end: PartEnd | None = None,
     ) -> Computed:
         """Read the file, unless it is given as ``read``, and run the whole model; with ``end``, up to that cut.
 
@@ -555,7 +555,7 @@ def version_of(engines: Mapping[str, AnyEngine], name: str, weights_hash: str = 
 # A tail's output as the bytes of an answer.
 
 
-def packed(lifecycle: Lifecycle, output: Any, end: End | None = None, **facts: Any) -> Computed:
+def packed(lifecycle: Lifecycle, output: Any, end: PartEnd | None = None, **facts: Any) -> Computed:
     """Pack an output, or with ``end`` what crosses there. ``facts``: arguments of `Computed.of`, but for packing."""
     started = time.perf_counter_ns()
     lifecycle.emit(Stage.BEFORE_ENCODE, value=output)
@@ -609,7 +609,7 @@ class WeightsGuard:
 
     def _look(self) -> None:
         plain = (tensor for tensor in self._tensors if type(tensor) in (torch.Tensor, nn.Parameter))
-        self._samples = Samples(() if self._mapped else plain)
+        self._samples = TensorSamples(() if self._mapped else plain)
         self._seen, self._bits = self._now(), self._samples.now()
 
     def _now(self) -> list[tuple[int, int, type]]:

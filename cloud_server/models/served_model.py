@@ -22,11 +22,11 @@ from cloud_server.models.decoding import DecodingTails
 from cloud_server.models.engine import (
     FILE,
     Computed,
-    End,
     EngineSession,
     FileRead,
     Following,
     Identity,
+    PartEnd,
     Progress,
     StepBatching,
     WeightsGuard,
@@ -48,7 +48,7 @@ from shared_hooks.errors import (
     TooLarge,
     UnknownLayer,
 )
-from shared_hooks.forward import Allowance, Kind, interruptible
+from shared_hooks.forward import Allowance, CallKind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, Inputs, to_device
@@ -300,7 +300,7 @@ def _part_of(entry: ModelEntry, device: torch.device) -> OnlyPart | None:
 
 
 class ServedModel:
-    """An `engine.Engine`: builds the model of an entry, plans its example, runs its tails."""
+    """An `engine.ComposeProject`: builds the model of an entry, plans its example, runs its tails."""
 
     def __init__(
         self,
@@ -340,7 +340,7 @@ class ServedModel:
         self._heads: list[EarlyOutput] = []
         self._plan = self._plan_example(entry) if shards is None else None
         # Only a model that reads values from its data can take more than one path.
-        self._branches = self._plan is not None and any(op.kind is Kind.VALUE for op in self._plan.trace.ops)
+        self._branches = self._plan is not None and any(op.kind is CallKind.VALUE for op in self._plan.trace.ops)
         described = self._wrapped if shards is None else shards.once(partial(_Whole, entry.spec))
         self.identity = Identity(
             model_id=entry.spec.model_id,
@@ -448,7 +448,7 @@ class ServedModel:
             check_plan(self._plan, crossing, branches=self._branches)
 
     def compute(
-        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: PartEnd | None = None
     ) -> Computed:
         """Run the tail on one payload, in whose memory it may work; with ``end``, up to that later cut.
 
@@ -457,7 +457,7 @@ class ServedModel:
         substitutes = None if end else self._substitutes(crossing, header, payload, want_metrics)
         return self._part(*self._unpacked(crossing, header, payload, end), want_metrics, end, substitutes)
 
-    def _check_part(self, begin: str, end: End | Following | None) -> None:
+    def _check_part(self, begin: str, end: PartEnd | Following | None) -> None:
         """Raise CutRefused if the weights of a part are not loaded here."""
         if self._shards is not None:
             raise CutRefused(
@@ -478,7 +478,7 @@ class ServedModel:
         return self.compiled.of(crossing, header, payload)
 
     def _unpacked(
-        self, crossing: Crossing, header: bytes, payload: memoryview, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, end: PartEnd | None = None
     ) -> tuple[EarlyOutput, int]:
         """Return the frontier, and the nanoseconds that unpacking took."""
         if end is not None:
@@ -498,7 +498,7 @@ class ServedModel:
         early: EarlyOutput,
         decode_ns: int,
         want_metrics: bool,
-        end: End | None,
+        end: PartEnd | None,
         substitutes: Substitutes | None = None,
     ) -> Computed:
         if end is None:
@@ -538,7 +538,7 @@ class ServedModel:
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
-        end: End | None = None,
+        end: PartEnd | None = None,
     ) -> Computed:
         """Run the whole model on an input file, or up to ``end``; reading the file counts as decoding."""
         self._check_part(INPUT, end)
@@ -609,7 +609,7 @@ class ServedModel:
         run: Callable[[], Any],
         decode_ns: int,
         want_metrics: bool,
-        end: End | None,
+        end: PartEnd | None,
         *,
         of_file: bool = False,
         compiled: bool = False,

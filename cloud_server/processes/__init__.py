@@ -13,13 +13,13 @@ May import models, wire, work, options, config, limits.
 
 from cloud_server.processes.pooled_model import Pool, PooledModel, payload_memory
 from cloud_server.processes.trials import Trials
-from cloud_server.processes.worker_process import Part, Share
+from cloud_server.processes.worker_process import Part, WorkerShare
 
 __all__ = [
     "Part",
     "Pool",
     "PooledModel",
-    "Share",
     "Trials",
+    "WorkerShare",
     "payload_memory",
 ]

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from cloud_server.models import End
+from cloud_server.models import PartEnd
 from shared_hooks import Crossing
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.lifecycle import About
@@ -186,7 +186,7 @@ class Lost(Exception):
     """The other side is gone, or sent something that is no message."""
 
 
-class Channel:
+class ProcessChannel:
     """One end of a channel. Sending and receiving: one thread at a time."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -256,7 +256,7 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Task:
+class RequestTask:
     """A complete request. Without a crossing its payload is an input file with this ``suffix``."""
 
     model_id: str
@@ -273,7 +273,7 @@ class Task:
     observers: tuple[str, ...]
     inexact: bool = False
     """Whether last bits other than the model's own are accepted."""
-    end: End | None = None
+    end: PartEnd | None = None
     """Where this part ends, if others continue."""
 
     @property
@@ -324,7 +324,7 @@ class ManifestTask:
 
 
 @dataclass(frozen=True)
-class StepTask(Task):
+class StepTask(RequestTask):
     """The next step of the worker's decoding session with this number."""
 
     session: int = 0

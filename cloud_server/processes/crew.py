@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from cloud_server.limits import Limits
 from cloud_server.models import Identity
 from cloud_server.processes.channel import Lost, SharedMemory
-from cloud_server.processes.worker_process import ALL, END_SECONDS, Share, State, WorkerProcess
+from cloud_server.processes.worker_process import ALL, END_SECONDS, WorkerProcess, WorkerShare, WorkerState
 from shared_hooks.errors import Disagreement, IsthmusError, ServerUnavailable, WorkerLost
 
 log = logging.getLogger("cloud_server")
@@ -33,7 +33,7 @@ class Crew:
     """``count`` workers. One thread starts and watches them; the methods are thread-safe."""
 
     def __init__(
-        self, words: Sequence[str], count: int, limits: Limits, memory: SharedMemory, share: Share = ALL
+        self, words: Sequence[str], count: int, limits: Limits, memory: SharedMemory, share: WorkerShare = ALL
     ) -> None:
         self.identities: list[Identity] = []
         """What each worker serves."""
@@ -99,7 +99,7 @@ class Crew:
                 raise ServerUnavailable(f"{what} within {WAIT_SECONDS:g} s; new ones are being started")
             worker = self._idle[-1] if wanted is None else wanted
             self._idle.remove(worker)
-            worker.state = State.BUSY
+            worker.state = WorkerState.BUSY
             return worker
 
     def _there(self, wanted: WorkerProcess | None) -> bool:
@@ -125,18 +125,18 @@ class Crew:
             if worker.spent and not worker.why_ended:
                 worker.kill("could use its device no more, and was ended")
             if worker.why_ended or self._closed:
-                worker.state = State.ENDED
+                worker.state = WorkerState.ENDED
             elif self._is_replaced(worker):
                 worker.dismiss()
             else:
-                worker.state = State.IDLE
+                worker.state = WorkerState.IDLE
                 self._failures = 0
                 self._idle.append(worker)
             self._changed.notify_all()
             closed = self._closed
         if closed:
             worker.close()
-        elif worker.state is State.ENDED:
+        elif worker.state is WorkerState.ENDED:
             self._look_now()
 
     def lost(self, worker: WorkerProcess, why: str) -> None:
@@ -168,7 +168,7 @@ class Crew:
         poller = select.poll()
         poller.register(self._wake_end, select.POLLIN)
         for worker in self._workers:
-            if worker.state is State.STARTING:
+            if worker.state is WorkerState.STARTING:
                 poller.register(worker.channel, select.POLLIN)
             if worker.pidfd >= 0 and not worker.gone:
                 poller.register(worker.pidfd, select.POLLIN)
@@ -181,11 +181,11 @@ class Crew:
                 os.write(self._wake, b"!")
 
     def _look_at(self, worker: WorkerProcess) -> None:
-        if worker.state is State.STARTING and worker.has_news:
+        if worker.state is WorkerState.STARTING and worker.has_news:
             self._welcome(worker)
         if worker.gone:
             with self._changed:
-                if worker.state is State.BUSY:
+                if worker.state is WorkerState.BUSY:
                     return  # the next request notices at once, and releases it
                 if worker in self._idle:
                     self._idle.remove(worker)
@@ -234,7 +234,7 @@ class Crew:
             return
         with self._changed:
             self.identities = self.identities or identities
-            worker.state = State.IDLE
+            worker.state = WorkerState.IDLE
             worker.warm_at = time.monotonic()
             self._idle.append(worker)
             self._changed.notify_all()
@@ -262,7 +262,7 @@ class Crew:
     def _start_missing(self) -> float:
         """Start missing workers; returns the seconds until the next check."""
         while not self._closed:
-            living = sum(not one.leaving and one.state is not State.ENDED for one in self._workers)
+            living = sum(not one.leaving and one.state is not WorkerState.ENDED for one in self._workers)
             wait = self._start_at - time.monotonic()
             if living >= self._count:
                 break
@@ -305,7 +305,7 @@ class Crew:
                 worker.kill("was ended with the server")
                 worker.buried(END_SECONDS)
             with self._changed:
-                busy = worker.state is State.BUSY
+                busy = worker.state is WorkerState.BUSY
             if not busy:  # otherwise the next request closes it
                 worker.close()
         os.close(self._wake_end)

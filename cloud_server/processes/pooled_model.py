@@ -14,22 +14,22 @@ from functools import cached_property, partial
 from typing import Any
 
 from cloud_server.limits import Limits
-from cloud_server.models import Computed, End, EngineSession, FileRead, Following, Identity, Progress, inexact
+from cloud_server.models import Computed, EngineSession, FileRead, Following, Identity, PartEnd, Progress, inexact
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.processes.channel import (
     MAX_BYTES,
     Lost,
     ManifestTask,
     ProfileTask,
+    RequestTask,
     RestTask,
     SessionTask,
     SharedMemory,
     StepRequest,
     StepTask,
-    Task,
 )
 from cloud_server.processes.crew import Crew
-from cloud_server.processes.worker_process import ALL, Share, WorkerProcess
+from cloud_server.processes.worker_process import ALL, WorkerProcess, WorkerShare
 from shared_hooks import Crossing, Parcel
 from shared_hooks.errors import (
     BadFrame,
@@ -40,7 +40,7 @@ from shared_hooks.errors import (
     TooLarge,
     WorkerLost,
 )
-from shared_hooks.generation import Link, StepReply
+from shared_hooks.generation import StepLink, StepReply
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.modules.manifest import Manifest, decode
 from shared_hooks.tail import payer
@@ -112,7 +112,7 @@ class Pool:
         limits: Limits,
         hang_seconds: float = HANG_SECONDS,
         *,
-        share: Share = ALL,
+        share: WorkerShare = ALL,
         memory: SharedMemory | None = None,
     ) -> None:
         """``share``: the part of the configuration for these workers. ``memory``: for payloads, owned by the caller."""
@@ -142,7 +142,7 @@ class Pool:
         """
         return self.crew.start()
 
-    def run(self, task: Task) -> Computed:
+    def run(self, task: RequestTask) -> Computed:
         """Run a request in a worker. Raises what the model raises, WorkerLost, TooLarge, QuotaExceeded,
         ServerUnavailable.
         """
@@ -270,7 +270,7 @@ class PooledModel:
         check_frontier(crossing, header, payload_bytes, max_bytes)
 
     def compute(
-        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: PartEnd | None = None
     ) -> Computed:
         """Compute in a worker. The payload must be a block of `allocate`."""
         return self._run(crossing, "", header, payload, want_metrics, end)
@@ -293,7 +293,7 @@ class PooledModel:
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
-        end: End | None = None,
+        end: PartEnd | None = None,
     ) -> Computed:
         """Compute in a worker, which has the same ``max_bytes`` from its own configuration."""
         return self._run(None, suffix, header, payload, want_metrics, end)
@@ -311,7 +311,7 @@ class PooledModel:
         self._pool.begin(SessionTask(self.identity.model_id, number, cut=cut, end=end), payer.get().account, worker)
         return PooledSession(self, worker, number, link)
 
-    def begin_copy(self, of: int, worker: WorkerProcess, link: Link | None) -> EngineSession:
+    def begin_copy(self, of: int, worker: WorkerProcess, link: StepLink | None) -> EngineSession:
         """Copy a session within its worker."""
         number = next(_numbers)
         self._pool.begin(SessionTask(self.identity.model_id, number, of=of), payer.get().account, worker)
@@ -355,7 +355,7 @@ class PooledModel:
         header: bytes,
         payload: memoryview,
         want_metrics: bool,
-        end: End | None = None,
+        end: PartEnd | None = None,
     ) -> Computed:
         return self._pool.run(self._task(crossing, suffix, header, payload, want_metrics, end))
 
@@ -366,13 +366,15 @@ class PooledModel:
         header: bytes,
         payload: memoryview,
         want_metrics: bool,
-        end: End | None = None,
-    ) -> Task:
+        end: PartEnd | None = None,
+    ) -> RequestTask:
         """Return the task of the request that this thread works for."""
         model_id, about = self.identity.model_id, self._lifecycle.current or About(0, -1)
         observers = getattr(self._thread, "observers", ())
         account, allowed = payer.get().account, inexact.get()
-        return Task(model_id, about, account, crossing, suffix, header, payload, want_metrics, observers, allowed, end)
+        return RequestTask(
+            model_id, about, account, crossing, suffix, header, payload, want_metrics, observers, allowed, end
+        )
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
@@ -398,7 +400,7 @@ class PooledModel:
 class PooledSession:
     """A decoding session in one worker: an `EngineSession`."""
 
-    def __init__(self, model: PooledModel, worker: WorkerProcess, number: int, link: Link | None) -> None:
+    def __init__(self, model: PooledModel, worker: WorkerProcess, number: int, link: StepLink | None) -> None:
         """``link``: to the next server of a chain."""
         self._model = model
         self.worker = worker
@@ -421,7 +423,7 @@ class PooledSession:
 
     def send(self, requested: StepRequest) -> StepReply:
         """Send the worker's request to the next server, with a session number that is unique there. Raises as
-        `Link.step`.
+        `StepLink.step`.
         """
         assert self._link is not None
         known = self.worker.onward

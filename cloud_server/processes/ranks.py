@@ -36,7 +36,7 @@ _ENDED: Final = 70
 """Exit status of a worker whose ranks diverged."""
 
 
-class Sessions:
+class RankSessions:
     """The decoding sessions of one process by number. Not thread-safe."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
@@ -129,7 +129,7 @@ class Ranks:
         return len(set(found)) == 1
 
 
-class LedSessions(Sessions):
+class LedSessions(RankSessions):
     """The sessions of rank 0, whose calls are made in all ranks."""
 
     def __init__(self, models: Mapping[str, ServedModel], ranks: Ranks) -> None:
@@ -190,7 +190,7 @@ def start(program: Callable[[int, Path], object], size: int, device: torch.devic
     return Ranks(0, store, size, device, others)
 
 
-def follow(ranks: Ranks, sessions: Sessions) -> NoReturn:
+def follow(ranks: Ranks, sessions: RankSessions) -> NoReturn:
     """Repeat rank 0's calls in another rank."""
     ranks.ready()
     while True:

@@ -31,10 +31,10 @@ import torch
 from cloud_server import wire
 from cloud_server.arguments import parser
 from cloud_server.config import ModelEntry, ServerConfig, configure
-from cloud_server.models import Computed, End, Following, ServedModel, inexact
+from cloud_server.models import Computed, Following, PartEnd, ServedModel, inexact
 from cloud_server.processes import ranks
-from cloud_server.processes.channel import MAX_BYTES, Channel, Lost, Mapping, Message, StepRequest
-from cloud_server.processes.worker_process import Share
+from cloud_server.processes.channel import MAX_BYTES, Lost, Mapping, Message, ProcessChannel, StepRequest
+from cloud_server.processes.worker_process import WorkerShare
 from cloud_server.scheduling import Overtime, Watchdog
 from shared_hooks import Crossing
 from shared_hooks.crossing import Parcel, decode, decoded_bytes
@@ -73,7 +73,7 @@ _PDEATHSIG = 1  # linux/prctl.h
 
 def main(
     words: Sequence[str],
-    share: Share,
+    share: WorkerShare,
     server: int,
     channel_fd: int,
     memory_fd: int,
@@ -82,10 +82,10 @@ def main(
 ) -> int:
     """Serve until the process ``server`` hangs up; returns the exit status.
 
-    ``share``: as `Share`. ``begun``: the place in shared memory for the number of the task in progress.
+    ``share``: as `WorkerShare`. ``begun``: the place in shared memory for the number of the task in progress.
     """
     _belong_to(server)
-    channel = Channel(socket.socket(fileno=channel_fd))
+    channel = ProcessChannel(socket.socket(fileno=channel_fd))
     mapping = Mapping(memory_fd, memory_bytes)
     os.close(memory_fd)
     shards = None
@@ -99,7 +99,7 @@ def main(
         if shards is not None:
             shards.ready()
         channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models.values()]})
-        Worker(config, models, channel, mapping, begun, shards).serve()
+        WorkerLoop(config, models, channel, mapping, begun, shards).serve()
     except Lost:
         pass  # the server has ended, or dismissed this worker
     if shards is not None:
@@ -107,7 +107,7 @@ def main(
     return 0
 
 
-def follow(words: Sequence[str], share: Share, leader: int, rank: int, store: Path) -> None:
+def follow(words: Sequence[str], share: WorkerShare, leader: int, rank: int, store: Path) -> None:
     """The program of a process with a share of the models of the worker ``leader``."""
     _belong_to(leader)
     try:
@@ -116,7 +116,7 @@ def follow(words: Sequence[str], share: Share, leader: int, rank: int, store: Pa
         time.sleep(REFUSED_SECONDS)
         raise
     assert shards is not None
-    ranks.follow(shards, ranks.Sessions(models))
+    ranks.follow(shards, ranks.RankSessions(models))
 
 
 def _belong_to(process: int) -> None:
@@ -129,7 +129,7 @@ def _belong_to(process: int) -> None:
 
 
 def _loaded(
-    words: Sequence[str], share: Share, join: Callable[[int, torch.device], ranks.Ranks]
+    words: Sequence[str], share: WorkerShare, join: Callable[[int, torch.device], ranks.Ranks]
 ) -> tuple[ServerConfig, dict[str, ServedModel], ranks.Ranks | None]:
     """Return the configuration, this worker's models by id, and the processes among which they are divided, or None.
 
@@ -140,7 +140,7 @@ def _loaded(
     bounds = show(options.log_level, options.log_format)
     config = configure(options)
     bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
-    share = Share(*share)
+    share = WorkerShare(*share)
     device = pick_device(share.device or config.device)
     set_threads(config.threads)
     entries = _wanted(config, share)
@@ -153,7 +153,7 @@ def _loaded(
     return config, {one.identity.model_id: one for one in models}, shards
 
 
-def _wanted(config: ServerConfig, share: Share) -> list[ModelEntry]:
+def _wanted(config: ServerConfig, share: WorkerShare) -> list[ModelEntry]:
     """Return this worker's entries. Raises SpecError for a model that is no longer in the files."""
     names = share.models
     if names is None:
@@ -175,14 +175,14 @@ def die_with(server: int) -> None:
         os._exit(1)
 
 
-class Worker:
+class WorkerLoop:
     """Answers one message after the other."""
 
     def __init__(
         self,
         config: ServerConfig,
         models: dict[str, ServedModel],
-        channel: Channel,
+        channel: ProcessChannel,
         mapping: Mapping,
         begun: int,
         shards: ranks.Ranks | None = None,
@@ -195,7 +195,7 @@ class Worker:
         self._overtime = Watchdog(config.limits.max_compute_seconds)
         self._crossings: SharedCache[str, Crossing] = SharedCache(config.limits.max_cuts, config.limits.max_cuts_bytes)
         self._begun = memoryview(mapping.array(begun, 8)).cast("Q")  # type: ignore[arg-type]
-        self._sessions = ranks.Sessions(models) if shards is None else ranks.LedSessions(models, shards)
+        self._sessions = ranks.RankSessions(models) if shards is None else ranks.LedSessions(models, shards)
         self._rests: dict[int, _Rest] = {}
         """The second halves of steps in progress, by session."""
         self._number = 0
@@ -269,7 +269,7 @@ class Worker:
                 if head["do"] == "rest":
                     return self._rest(head, header, more[0] if more else b"")
                 found = stack.enter_context(model.observing(observers)) if observers else bytes
-                end = None if head["end"] is None else End(*head["end"])
+                end = None if head["end"] is None else PartEnd(*head["end"])
                 if head["do"] == "step":
                     computed = self._step(head["session"], header, payload)
                 elif head["do"] == "file":

@@ -37,15 +37,15 @@ from google.protobuf.message import DecodeError
 
 from cloud_server.models import Computed, Identity, Progress
 from cloud_server.processes.channel import (
-    Channel,
     Lost,
     ManifestTask,
+    ProcessChannel,
     ProfileTask,
+    RequestTask,
     RestTask,
     SessionTask,
     SharedMemory,
     StepRequest,
-    Task,
 )
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
@@ -54,7 +54,7 @@ Part = tuple[int, int]
 """(number of a model's part from 0, how many there are)."""
 
 
-class Share(NamedTuple):
+class WorkerShare(NamedTuple):
     """The part of the server's configuration for a worker: its device (empty: as configured), and models (None: all);
     ``parts``: the part of each, None: the whole.
     """
@@ -64,7 +64,7 @@ class Share(NamedTuple):
     parts: tuple[Part | None, ...] = ()
 
 
-ALL = Share()
+ALL = WorkerShare()
 END_SECONDS = 2.0
 """How long a worker may take to end after the server has hung up."""
 
@@ -73,7 +73,7 @@ HELLO_SECONDS = 10.0
 """From the first byte of a worker's first message to its last."""
 
 
-class State(Enum):
+class WorkerState(Enum):
     STARTING = "starting"  # loads its models
     IDLE = "idle"  # warm, and without a request
     BUSY = "busy"  # has a request, or a profile
@@ -89,10 +89,10 @@ class WorkerProcess:
     sends it tasks.
     """
 
-    def __init__(self, number: int, words: Sequence[str], memory: SharedMemory, share: Share = ALL) -> None:
+    def __init__(self, number: int, words: Sequence[str], memory: SharedMemory, share: WorkerShare = ALL) -> None:
         """Start the process. On Linux it ends with the *thread* that calls this."""
         self.number = number
-        self.state = State.STARTING
+        self.state = WorkerState.STARTING
         self.leaving = False
         """Whether it is being replaced: it ends after its task."""
         self.began = time.monotonic()
@@ -128,7 +128,7 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
-        self.channel = Channel(ours)
+        self.channel = ProcessChannel(ours)
         self.pid = self._process.pid
         self._watched = psutil.Process(self.pid)
         self.pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
@@ -148,7 +148,7 @@ class WorkerProcess:
         except (KeyError, TypeError) as error:
             raise Lost(f"no identities: {error}") from error
 
-    def run(self, task: Task, seconds: float) -> Computed | StepRequest:
+    def run(self, task: RequestTask, seconds: float) -> Computed | StepRequest:
         """Return the answer to a request; to a `RestTask` perhaps a request to the next server.
 
         Raises what the worker raises, Lost, and TimeoutError after ``seconds``.
@@ -183,7 +183,7 @@ class WorkerProcess:
             except (KeyError, IndexError, TypeError, ValueError, DecodeError) as error:
                 raise Lost(f"an answer that makes no sense: {error}") from error
 
-    def _asking(self, task: Task | ProfileTask | ManifestTask | SessionTask) -> dict[str, Any]:
+    def _asking(self, task: RequestTask | ProfileTask | ManifestTask | SessionTask) -> dict[str, Any]:
         """Return the head of the next message."""
         self._asked += 1
         return {**task.head(), "number": self._asked, "closed": self._forgotten()}
@@ -285,7 +285,7 @@ class WorkerProcess:
     @property
     def is_warm(self) -> bool:
         """Whether it has loaded its models, and is not about to end."""
-        return self.state in (State.IDLE, State.BUSY)
+        return self.state in (WorkerState.IDLE, WorkerState.BUSY)
 
     @property
     def gone(self) -> bool:
@@ -311,7 +311,7 @@ class WorkerProcess:
 
     def dismiss(self) -> None:
         """Let it end, because it has nothing to do. The pool holds its lock."""
-        self.state = State.ENDED
+        self.state = WorkerState.ENDED
         self.channel.hang_up()
 
     def kill(self, why: str) -> None:
@@ -358,7 +358,7 @@ def _no_rest() -> Computed:
     raise AssertionError("unreachable: `PooledModel` puts its own there")
 
 
-def _boot(words: Sequence[str], share: Share, channel: int, memory: SharedMemory, begun: memoryview) -> str:
+def _boot(words: Sequence[str], share: WorkerShare, channel: int, memory: SharedMemory, begun: memoryview) -> str:
     """Return the program of a worker. Modules are found as they are here, independent of the current folder."""
     return (
         f"import sys; sys.path[:] = {sys.path!r}\n"

@@ -6,14 +6,14 @@ request_table  all requests, how each ends, and answers kept until the client ha
 May import decoding, models, wire, limits.
 """
 
-from cloud_server.requests.request import Answer, Outlet, Request, State, about
+from cloud_server.requests.request import Outlet, Request, RequestState, ServerAnswer, about
 from cloud_server.requests.request_table import RequestTable
 
 __all__ = [
-    "Answer",
     "Outlet",
     "Request",
+    "RequestState",
     "RequestTable",
-    "State",
+    "ServerAnswer",
     "about",
 ]

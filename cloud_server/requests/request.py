@@ -12,8 +12,8 @@ from typing import Protocol
 
 from cloud_server import wire
 from cloud_server.access import Caller
-from cloud_server.decoding import StepTask
-from cloud_server.models import FILE, Batching, BatchKey, Computed, End, Engine, FileRead, inexact
+from cloud_server.decoding import StepWork
+from cloud_server.models import FILE, Batching, BatchKey, Computed, Engine, FileRead, PartEnd, inexact
 from cloud_server.scheduling import Payer, Task
 from protos.frames import ChunkFrame
 from protos.isthmus.v1 import split_pb2
@@ -31,7 +31,7 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """A reply or a failure, which can be sent repeatedly."""
 
     key: Key
@@ -100,7 +100,7 @@ class Outlet(Protocol):
         """How long the client has not fetched what is being sent; 0 if nothing is."""
         ...
 
-    def withdraw(self, answer: Answer, failure: split_pb2.RequestFailed) -> bool:
+    def withdraw(self, answer: ServerAnswer, failure: split_pb2.RequestFailed) -> bool:
         """Replace a queued answer by ``failure``; returns False if it is being sent already."""
         ...
 
@@ -108,7 +108,7 @@ class Outlet(Protocol):
         """End the stream at once, without what is queued."""
         ...
 
-    def send(self, item: split_pb2.ServerFrame | Answer) -> None:
+    def send(self, item: split_pb2.ServerFrame | ServerAnswer) -> None:
         """Queue a frame or an answer; never blocks. After the end of the stream it is dropped."""
         ...
 
@@ -126,7 +126,7 @@ class Readable(Protocol):
         """Fill ``into``. Raises BadFrame."""
 
 
-class State(Enum):
+class RequestState(Enum):
     RECEIVING = "receiving"  # announced; its payload is still arriving
     QUEUED = "queued"  # complete, waiting for a worker
     RUNNING = "running"  # its tail is being computed, which cannot be interrupted
@@ -143,7 +143,7 @@ class Request:
         engine: Engine,
         crossing: Crossing | None,
         frame: split_pb2.RequestHeader,
-        step_task: StepTask | None = None,
+        step_task: StepWork | None = None,
     ) -> None:
         """``crossing``: None for a request with an input file, and for a step of a decoding session, which has a
         ``step_task``.
@@ -177,7 +177,7 @@ class Request:
         self.observations = b""
         """The findings of the tail's observers; see `shared_hooks.observers.named`."""
         self.fingerprint = fingerprint(engine, frame)
-        self.state = State.RECEIVING
+        self.state = RequestState.RECEIVING
         self.cancelled = False
         self.announced = False
         """Whether hooks have seen it."""
@@ -255,7 +255,7 @@ class Request:
 
         That is since the last chunk, or since the beginning if at this pace it would miss its deadline.
         """
-        if self.state is not State.RECEIVING:
+        if self.state is not RequestState.RECEIVING:
             return None
         late = self._received * self.deadline_seconds(server_limit) < self.payload_bytes * self.age_seconds
         return self.began_ns if late else self._progress_ns
@@ -359,9 +359,9 @@ class Request:
         return BatchKey((self.engine.identity.model_id, step.cut), 1)
 
     @property
-    def end(self) -> End | None:
+    def end(self) -> PartEnd | None:
         """Where this server's part ends; None: at the model's end."""
-        return End(self.route[0].cut, self.route[0].codec or "raw") if self.route else None
+        return PartEnd(self.route[0].cut, self.route[0].codec or "raw") if self.route else None
 
     @property
     def batching(self) -> Batching | None:

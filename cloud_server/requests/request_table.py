@@ -18,7 +18,7 @@ from typing import NamedTuple
 from cloud_server import wire
 from cloud_server.limits import Limits
 from cloud_server.models import Computed, Engine, join_reply
-from cloud_server.requests.request import Answer, Key, Outlet, Request, State
+from cloud_server.requests.request import Key, Outlet, Request, RequestState, ServerAnswer
 from protos.frames import HeadedReply, cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, ServerUnavailable, TooLarge
@@ -39,7 +39,7 @@ class NextAnswer(NamedTuple):
     sends: int
 
 
-def computed_answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
+def computed_answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> ServerAnswer:
     """Return the answer to a request whose tail started at ``started_ns`` (perf_counter). Completes the
     engine's reply.
     """
@@ -53,10 +53,12 @@ def computed_answer(request: Request, computed: Computed, started_ns: int, load:
     reply.durations.queue_ns = started_ns - request.complete_ns - request.read_ns
     if not computed.is_part and reply.payload_bytes <= request.inline_bytes:
         reply.payload, buffers = b"".join(buffers), ()
-    return Answer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
+    return ServerAnswer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
 
 
-def joined_answer(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHeader, hop: NextAnswer) -> Answer:
+def joined_answer(
+    request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHeader, hop: NextAnswer
+) -> ServerAnswer:
     """Return the answer of a chain: ``own`` reports this server's part, ``rest`` is the answer of the next server."""
     reply = request.reply = split_pb2.ReplyHeader()
     reply.CopyFrom(own)
@@ -64,15 +66,17 @@ def joined_answer(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.
     buffers: tuple[memoryview, ...] = (memoryview(hop.payload),)
     if reply.payload_bytes <= request.inline_bytes:
         reply.payload, buffers = bytes(hop.payload), ()
-    return Answer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
+    return ServerAnswer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
 
 
-def failed_answer(request: Request, error: IsthmusError, retry: bool | None = None) -> Answer:
+def failed_answer(request: Request, error: IsthmusError, retry: bool | None = None) -> ServerAnswer:
     """Return the answer to a request that failed; ``retry`` as in `wire.failed`."""
-    return Answer(request.key, request.fingerprint, failed=wire.failed(request.id, error, retry), about=request.about)
+    return ServerAnswer(
+        request.key, request.fingerprint, failed=wire.failed(request.id, error, retry), about=request.about
+    )
 
 
-def answer_frames(answer: Answer, chunk_bytes: int, headed: bool = False) -> Iterator[wire.OutFrame]:
+def answer_frames(answer: ServerAnswer, chunk_bytes: int, headed: bool = False) -> Iterator[wire.OutFrame]:
     """Yield the frames of an answer: its reply and the payload in chunks, or its failure.
 
     ``headed``: the reply's message contains the first chunk.
@@ -96,7 +100,7 @@ class _Kept:
 
     __slots__ = ("acknowledged", "answer", "expires", "lines", "size")
 
-    def __init__(self, answer: Answer, expires: float) -> None:
+    def __init__(self, answer: ServerAnswer, expires: float) -> None:
         self.answer = answer
         self.expires = expires
         self.size = answer.held_bytes
@@ -118,7 +122,7 @@ class AnswerStore:
         self._numbers = Shares(limits.max_answers)
         self._bytes = Shares(limits.max_answer_bytes)
 
-    def put(self, answer: Answer) -> None:
+    def put(self, answer: ServerAnswer) -> None:
         """Keep an answer, which may be no larger than the bound for all of them."""
         if answer.key in self._kept:
             self._remove(answer.key)
@@ -130,14 +134,14 @@ class AnswerStore:
         self._kept[answer.key] = kept
         self._of.setdefault(owner, OrderedDict())[answer.key] = None
 
-    def send(self, answer: Answer, outlet: Outlet) -> None:
+    def send(self, answer: ServerAnswer, outlet: Outlet) -> None:
         """Queue an answer on a stream, whether it is kept or not."""
         kept = self._kept.get(answer.key)
         if kept is not None and not outlet.is_over:
             kept.lines.append(outlet)
         outlet.send(answer)
 
-    def sent(self, answer: Answer, outlet: Outlet) -> None:
+    def sent(self, answer: ServerAnswer, outlet: Outlet) -> None:
         """Record that an answer was sent completely."""
         kept = self._kept.get(answer.key)
         if kept is not None and kept.answer is answer:
@@ -148,7 +152,7 @@ class AnswerStore:
         for key in list(self._of.get(outlet.owner, ())):
             self._leaves(self._kept[key], outlet)
 
-    def get(self, key: Key) -> Answer | None:
+    def get(self, key: Key) -> ServerAnswer | None:
         found = self._kept.get(key)
         return found.answer if found else None
 
@@ -306,7 +310,7 @@ class Room:
         usefulness: tuple[float, ...] | None
         if since is not None:
             usefulness = (0, since) if is_idle else (1, -request.began_ns)
-        elif request.state is State.QUEUED:
+        elif request.state is RequestState.QUEUED:
             usefulness = (2, -request.complete_ns)
         else:
             usefulness = None
@@ -385,7 +389,7 @@ class RequestTable:
         finally:
             with self._locked:
                 request.announced = True
-                if request.state is State.OVER:  # while the hooks ran
+                if request.state is RequestState.OVER:  # while the hooks ran
                     self.ended.append((request, request.error))
 
     @property
@@ -400,7 +404,7 @@ class RequestTable:
     def running(self) -> bool:
         """Whether a worker is computing."""
         with self.lock:
-            return any(request.state is State.RUNNING for request in self._live.values())
+            return any(request.state is RequestState.RUNNING for request in self._live.values())
 
     def admit(self, request: Request) -> bool:
         """Accept a new request, or recognise one that is known already; returns whether it is new. If so, `begin` must
@@ -421,13 +425,13 @@ class RequestTable:
             if earlier != request.fingerprint and not (known and known.opening):
                 raise BadFrame(f"request id {request.id} was used before, for a request with other content")
             if answer is not None:
-                request.state = State.OVER
+                request.state = RequestState.OVER
                 self._answers.send(answer, outlet)
                 return False
             if known is not None:
-                if known.state is not State.RECEIVING:
+                if known.state is not RequestState.RECEIVING:
                     known.outlet, known.cancelled = outlet, False
-                    request.state = State.OVER
+                    request.state = RequestState.OVER
                     return False
                 if known.outlet is outlet:
                     raise BadFrame(f"request {request.id} was announced again before its payload was complete")
@@ -458,8 +462,8 @@ class RequestTable:
         removes it; an error that it raises ends the request.
         """
         with self._locked:
-            if request.state is State.RECEIVING:
-                request.state = State.QUEUED
+            if request.state is RequestState.RECEIVING:
+                request.state = RequestState.QUEUED
                 request.completed()
                 try:
                     request.leave_line = wait()
@@ -471,9 +475,11 @@ class RequestTable:
         deadline.
         """
         with self._locked:
-            if request.state is not State.QUEUED or self._expired(request, takes if request.deadline_ms else 0.0):
+            if request.state is not RequestState.QUEUED or self._expired(
+                request, takes if request.deadline_ms else 0.0
+            ):
                 return False
-            request.state = State.RUNNING
+            request.state = RequestState.RUNNING
             return True
 
     def forward_to_next(self, request: Request, send: Callable[[], Callable[[], None]]) -> bool:
@@ -486,18 +492,18 @@ class RequestTable:
             if request.cancelled:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
                 return False
-            request.state = State.FORWARDED
+            request.state = RequestState.FORWARDED
             leave_line, request.leave_line = request.leave_line, lambda: None
         leave_line()  # the request no longer needs the model
         leave = send()
         with self.lock:
-            if request.state is not State.OVER:
+            if request.state is not RequestState.OVER:
                 request.leave_line = leave
                 return True
         leave()
         return True
 
-    def finish(self, request: Request, answer: Answer, error: IsthmusError | None) -> None:
+    def finish(self, request: Request, answer: ServerAnswer, error: IsthmusError | None) -> None:
         """End a request: its answer is kept, and sent on the stream that waits for it."""
         if answer.held_bytes > self._limits.max_answer_bytes:
             most = self._limits.max_answer_bytes
@@ -505,7 +511,7 @@ class RequestTable:
             answer = failed_answer(request, error)
         with self._locked:
             outlet = request.outlet
-            if request.state is State.OVER:  # cancelled or expired while another server had it
+            if request.state is RequestState.OVER:  # cancelled or expired while another server had it
                 return
             if request.cancelled:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
@@ -519,7 +525,7 @@ class RequestTable:
     def abandon(self, request: Request, error: IsthmusError) -> None:
         """Forget a request whose payload is incomplete."""
         with self._locked:
-            if request.state is State.RECEIVING:
+            if request.state is RequestState.RECEIVING:
                 self._end(request, error)
 
     def cancel(self, key: Key) -> None:
@@ -529,7 +535,7 @@ class RequestTable:
             if request is None or request.cancelled:
                 return
             outlet, error = request.outlet, Cancelled(f"request {key[2]} was cancelled")
-            if request.state is State.RUNNING:
+            if request.state is RequestState.RUNNING:
                 request.cancelled = True
             else:
                 self._end(request, error)
@@ -543,7 +549,7 @@ class RequestTable:
         with self._locked:
             for request in [request for request in self._live.values() if request.outlet is outlet]:
                 request.outlet = None
-                if request.state not in (State.RUNNING, State.FORWARDED):
+                if request.state not in (RequestState.RUNNING, RequestState.FORWARDED):
                     self._end(request, Cancelled("its stream ended"))
             self._answers.left(outlet)
             self.changed.notify_all()
@@ -553,7 +559,7 @@ class RequestTable:
         with self.lock:
             self._answers.forget(keys)
 
-    def sent(self, answer: Answer, outlet: Outlet) -> None:
+    def sent(self, answer: ServerAnswer, outlet: Outlet) -> None:
         """Record that an answer was sent completely on this stream."""
         with self.lock:
             self._answers.sent(answer, outlet)
@@ -570,15 +576,15 @@ class RequestTable:
     def pending(self, but: Request | None = None) -> int:
         """Return the number of requests that wait for a worker or have one, not counting ``but``."""
         with self.lock:
-            waiting = (State.QUEUED, State.RUNNING)
+            waiting = (RequestState.QUEUED, RequestState.RUNNING)
             return sum(one.state in waiting and one is not but for one in self._live.values())
 
     def queued(self, engine: Engine) -> int:
         """Return the number of requests for this model that wait for a worker."""
         with self.lock:
-            return sum(one.state is State.QUEUED and one.engine is engine for one in self._live.values())
+            return sum(one.state is RequestState.QUEUED and one.engine is engine for one in self._live.values())
 
-    def states(self) -> Counter[State]:
+    def states(self) -> Counter[RequestState]:
         """Return the number of requests in each state."""
         with self.lock:
             return Counter(one.state for one in self._live.values())
@@ -601,7 +607,7 @@ class RequestTable:
         limits = self._limits
         with self._locked:
             self._answers.sweep()
-            for request in [request for request in self._live.values() if request.state is not State.RUNNING]:
+            for request in [request for request in self._live.values() if request.state is not RequestState.RUNNING]:
                 idle = request.idle_seconds(limits.deadline_seconds)
                 if not self._expired(request) and draining and idle > limits.idle_seconds:
                     text = f"the server is draining, and the rest of request {request.id} did not come in {idle:.1f} s"
@@ -630,8 +636,8 @@ class RequestTable:
 
     def _end(self, request: Request, error: IsthmusError | None) -> None:
         """Remove a request from the table. The caller holds the lock."""
-        if request.state is not State.OVER:
-            request.state = State.OVER
+        if request.state is not RequestState.OVER:
+            request.state = RequestState.OVER
             del self._live[request.key]
             self._room.give_back(request)
             request.error = error

@@ -225,7 +225,7 @@ class BatchLimits:
     preferred: Sequence[int] = ()
 
 
-class Result(NamedTuple):
+class TaskResult(NamedTuple):
     """The outcome of a task. ``counts``: its duration predicts that of the next one. ``own``: the seconds of a batch
     that were spent on this task alone.
     """
@@ -281,7 +281,7 @@ class Scheduler:
                 self._wait_for_more(tasks)
             return self._in_time(tasks)
 
-    def finish(self, tasks: Sequence[Task], results: Sequence[Result], seconds: float) -> None:
+    def finish(self, tasks: Sequence[Task], results: Sequence[TaskResult], seconds: float) -> None:
         """Record that a batch took ``seconds``. Each task is charged its own time, and the rest by its rows."""
         with self._lock:
             each = max(0.0, seconds - sum(result.own for result in results)) / _rows(tasks)
@@ -473,13 +473,13 @@ class QueueClock:
 # The threads that compute what a scheduler gives them.
 
 
-Execute = Callable[[Sequence[Task]], Sequence[Result]]
+Execute = Callable[[Sequence[Task]], Sequence[TaskResult]]
 """Computes the tasks of a batch. Raises nothing."""
 
 
-def call(tasks: Sequence[Task]) -> list[Result]:
+def call(tasks: Sequence[Task]) -> list[TaskResult]:
     """Compute tasks whose work is a function, one after the other."""
-    return [Result(task.work()) for task in tasks]
+    return [TaskResult(task.work()) for task in tasks]
 
 
 class Workers:
@@ -529,7 +529,7 @@ class Workers:
 
     def _do(self, tasks: list[Task]) -> None:
         self._thread.resumed = self._clock()
-        results: Sequence[Result] = [Result(False)] * len(tasks)
+        results: Sequence[TaskResult] = [TaskResult(False)] * len(tasks)
         try:
             results = self._execute(tasks)
         finally:

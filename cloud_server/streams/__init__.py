@@ -8,14 +8,14 @@ May import requests, decoding, models, wire, limits.
 """
 
 from cloud_server.streams.handshake import CrossingCache, check_form
-from cloud_server.streams.probe import Pace, Probe
+from cloud_server.streams.probe import AccountPace, ProbeStream
 from cloud_server.streams.session import InFrame, StreamSession
 
 __all__ = [
+    "AccountPace",
     "CrossingCache",
     "InFrame",
-    "Pace",
-    "Probe",
+    "ProbeStream",
     "StreamSession",
     "check_form",
 ]

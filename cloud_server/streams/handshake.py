@@ -19,7 +19,7 @@ from shared_hooks.crossing import decode, decoded_bytes, digest_of
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge, UnknownModel
 from shared_hooks.forward.context import excused
 from shared_hooks.modules import manifest
-from shared_hooks.modules.manifest import MAX_DIFFERENCES, MAX_LINE, MAX_NOTES, Comparison, compare
+from shared_hooks.modules.manifest import MAX_DIFFERENCES, MAX_LINE, MAX_NOTES, ManifestComparison, compare
 from shared_hooks.sharing import Owner, SharedCache
 
 MAX_NAME = 256
@@ -105,10 +105,10 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
     return Agreement(engine, found.notes, tuple(text[:MAX_LINE] for text in [*found.rounding, *kernels][:MAX_NOTES]))
 
 
-NOTHING = Comparison()
+NOTHING = ManifestComparison()
 
 
-def _compared(hello: split_pb2.Hello, engine: Engine) -> Comparison:
+def _compared(hello: split_pb2.Hello, engine: Engine) -> ManifestComparison:
     """Compare the facts of both sides; empty if one side has too many of them, so that the digests decide."""
     try:
         own = engine.manifest()

@@ -38,7 +38,7 @@ PRESENT_SECONDS = 1.0
 KEPT = 1024
 
 
-class Pace:
+class AccountPace:
     """Limits the processing time of each account's frames. ``share``: of one processor, per account. Thread-safe."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,7 +104,7 @@ class _Round:
         self.receive_ns = self.complete_ns - began_ns
 
 
-class Probe:
+class ProbeStream:
     """One stream of rounds. One thread calls `receive`, another iterates `frames`."""
 
     def __init__(

@@ -16,14 +16,14 @@ from typing import Protocol
 
 from cloud_server import wire
 from cloud_server.access import Caller
-from cloud_server.decoding import Sessions, Step
+from cloud_server.decoding import Sessions, SessionStep
 from cloud_server.limits import Limits
 from cloud_server.models import FILE, Engine, check_open
-from cloud_server.requests import Answer, Outlet, Request, RequestTable, State, about
+from cloud_server.requests import Outlet, Request, RequestState, RequestTable, ServerAnswer, about
 from cloud_server.requests.request_table import answer_frames
 from cloud_server.scheduling import Payer
 from cloud_server.streams.handshake import CrossingCache, agree, check_form
-from cloud_server.streams.probe import Pace
+from cloud_server.streams.probe import AccountPace
 from protos.frames import ChunkFrame, ClientFrame, HeadedRequest, request_of
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs import CODECS
@@ -38,7 +38,7 @@ from shared_hooks.errors import (
     ServerUnavailable,
     TooLarge,
 )
-from shared_hooks.generation import Link
+from shared_hooks.generation import StepLink
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.sharing import Owner
 
@@ -59,7 +59,7 @@ class Hub(Protocol):
     def crossings(self) -> CrossingCache: ...
 
     @property
-    def pace(self) -> Pace: ...
+    def pace(self) -> AccountPace: ...
 
     @property
     def requests(self) -> RequestTable: ...
@@ -86,7 +86,7 @@ class Hub(Protocol):
         """Raise AccessRefused if this server passes nothing on to a server of that name or address."""
         ...
 
-    def link_onward(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
+    def link_onward(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> StepLink:
         """Return the connection over which a generation's steps are passed to the next server of a route that
         `check_next` accepts.
         """
@@ -123,7 +123,7 @@ NAME = "/memfd:isthmus-area"
 """The area's name. No server's own memory has it, nor that of an earlier version ("isthmus")."""
 
 
-class Area:
+class ReceiveArea:
     """Shared memory in which a client on this machine puts payloads; see `opened`. Not thread-safe."""
 
     def __init__(self, file: int, nbytes: int) -> None:
@@ -131,7 +131,7 @@ class Area:
         self._nbytes = nbytes
 
     @classmethod
-    def opened(cls, reported: split_pb2.Area, peer: str) -> Area | None:
+    def opened(cls, reported: split_pb2.Area, peer: str) -> ReceiveArea | None:
         """Open the area that a client on ``peer`` described, or return None if it cannot be used; payloads then come as
         chunks.
         """
@@ -185,7 +185,7 @@ MAX_OBSERVERS = 64
 class Uploads:
     """The requests that arrive on ``outlet``, all for ``engine``. Used by one thread."""
 
-    def __init__(self, hub: Hub, outlet: Outlet, engine: Engine, area: Area | None = None) -> None:
+    def __init__(self, hub: Hub, outlet: Outlet, engine: Engine, area: ReceiveArea | None = None) -> None:
         """``area``: shared memory in which payloads may lie."""
         self._area = area
         self._hub = hub
@@ -210,7 +210,7 @@ class Uploads:
             if isinstance(error, ServerUnavailable):
                 self._hub.turned_away(self._payer)
             unfinished = self._receiving.pop(frame.id, None)
-            if unfinished is None or unfinished.state is State.OVER:
+            if unfinished is None or unfinished.state is RequestState.OVER:
                 self._report_refused(frame, error)
             else:
                 self._hub.requests.abandon(unfinished, error)
@@ -232,7 +232,7 @@ class Uploads:
             self._hub.requests.abandon(request, error)
             self._fail(frame.id, error)
             return
-        if request.state is State.OVER:  # cancelled or evicted meanwhile: its allocation is released
+        if request.state is RequestState.OVER:  # cancelled or evicted meanwhile: its allocation is released
             request.release()
             self._skip(frame.id)
         elif (request.received_bytes == request.payload_bytes and not request.opening) or (
@@ -243,7 +243,7 @@ class Uploads:
             self._forget_ended()
             self._receiving[frame.id] = request
 
-    def _area_of(self, headed: HeadedRequest) -> Area | None:
+    def _area_of(self, headed: HeadedRequest) -> ReceiveArea | None:
         """Return the shared memory that holds the payload; None if it comes on the stream."""
         if not headed.header.HasField("area_offset"):
             return None
@@ -254,7 +254,7 @@ class Uploads:
     def _forget_ended(self) -> None:
         """Forget uploads that were cancelled or have expired, if none of their chunks came since."""
         if len(self._receiving) >= self._hub.limits.max_in_flight:
-            for id in [id for id, request in self._receiving.items() if request.state is not State.RECEIVING]:
+            for id in [id for id, request in self._receiving.items() if request.state is not RequestState.RECEIVING]:
                 del self._receiving[id]
                 self._skip(id)
 
@@ -273,7 +273,7 @@ class Uploads:
 
         ``come``: bytes of the payload that came with the header.
         """
-        step = Step.of(frame)
+        step = SessionStep.of(frame)
         if frame.open and (step is not None or frame.HasField("file") or frame.HasField("area_offset")):
             raise BadFrame("only a request that is cut, and whose payload comes in chunks, may be open")
         if come > frame.payload_bytes:
@@ -360,7 +360,7 @@ class Uploads:
             if chunk.id not in self._skipped:
                 raise BadFrame(f"a chunk of payload {chunk.id}, which was not announced or is complete")
             return
-        if request.state is not State.RECEIVING:  # cancelled, expired, or taken over by a newer stream
+        if request.state is not RequestState.RECEIVING:  # cancelled, expired, or taken over by a newer stream
             del self._receiving[chunk.id]
             self._skip(chunk.id)
             return
@@ -383,7 +383,7 @@ class Uploads:
                 raise BadFrame(f"request {closing.id} is closed, which was not announced or is complete")
             return
         self._skip(closing.id)
-        if request.state is not State.RECEIVING:  # cancelled, expired, or taken over by a newer stream
+        if request.state is not RequestState.RECEIVING:  # cancelled, expired, or taken over by a newer stream
             return
         assert request.crossing is not None
         try:
@@ -458,7 +458,7 @@ class StreamSession:
         self._reading = threading.RLock()  # a hook may end the stream whose frame it is called for
         self._uploads: Uploads | None = None
         """The client's uploads; None before its handshake."""
-        self._area: Area | None = None
+        self._area: ReceiveArea | None = None
         """Shared memory in which a client on this machine may put payloads."""
         self._phase = Phase.GREETING
         self._opened = self._received_at = self._moved = time.monotonic()
@@ -471,7 +471,7 @@ class StreamSession:
         self._ready = threading.Condition(self._lock)
         self._error: IsthmusError | None = None
         self._left = False
-        self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
+        self._outbox: deque[split_pb2.ServerFrame | ServerAnswer] = deque()
         self.undelivered = 0
         """The number of answers that the client has not begun to fetch."""
         self._drain_announced = False  # whether the client was informed of a drain
@@ -547,7 +547,7 @@ class StreamSession:
             self._on_frame(frame, self._uploads)
 
     def wait_turn(self) -> None:
-        """Wait while the frames of the account have cost more than they may; see `Pace`."""
+        """Wait while the frames of the account have cost more than they may; see `AccountPace`."""
         wait = self._hub.pace.wait(self.caller.account)
         if wait:
             with self._lock:
@@ -604,7 +604,7 @@ class StreamSession:
         engine = agreed.engine
         self.client_id = hello.client_id
         if hello.HasField("area"):
-            self._area = Area.opened(hello.area, self.caller.peer)
+            self._area = ReceiveArea.opened(hello.area, self.caller.peer)
         self._uploads = Uploads(self._hub, self, engine, self._area)
         self.inline_bytes = min(hello.inline_bytes, wire.INLINE_BYTES)
         self._headed = hello.message_bytes > 0
@@ -634,18 +634,18 @@ class StreamSession:
 
     # To the client
 
-    def send(self, item: split_pb2.ServerFrame | Answer) -> None:
+    def send(self, item: split_pb2.ServerFrame | ServerAnswer) -> None:
         """Queue a frame or an answer; never blocks. After the end of the stream it is dropped."""
         with self._lock:
             if self._phase is not Phase.OVER:
                 self._outbox.append(item)
-                self.undelivered += isinstance(item, Answer)
+                self.undelivered += isinstance(item, ServerAnswer)
                 self._ready.notify_all()
 
     def frames(self) -> Iterator[wire.OutFrame]:
         """Everything to send, until the stream is over. Raises the error that ended it, if there was one."""
         while (item := self._next()) is not None:
-            if isinstance(item, Answer):
+            if isinstance(item, ServerAnswer):
                 self._hub.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
                 for frame in answer_frames(item, self._hub.limits.chunk_bytes, self._headed):
                     yield frame
@@ -660,13 +660,13 @@ class StreamSession:
         if self._error is not None:
             raise self._error
 
-    def _sent(self, answer: Answer) -> None:
+    def _sent(self, answer: ServerAnswer) -> None:
         with self._lock:
             self._sending = False
         self._hub.requests.sent(answer, self)
         self._hub.lifecycle.emit(Stage.AFTER_SEND, answer.about, nbytes=answer.nbytes)
 
-    def withdraw(self, answer: Answer, failure: split_pb2.RequestFailed) -> bool:
+    def withdraw(self, answer: ServerAnswer, failure: split_pb2.RequestFailed) -> bool:
         """Replace a queued answer by ``failure``; returns False if it is being sent already."""
         with self._lock:
             if answer not in self._outbox:
@@ -675,7 +675,7 @@ class StreamSession:
             self.undelivered -= 1
             return True
 
-    def _next(self) -> split_pb2.ServerFrame | Answer | None:
+    def _next(self) -> split_pb2.ServerFrame | ServerAnswer | None:
         """Wait for the next item to send; None at the end."""
         silent = False  # for as long as the client expects no heartbeat
         while True:
@@ -689,7 +689,7 @@ class StreamSession:
                 if self._outbox:
                     self._ready.notify_all()  # there is room again
                     item = self._outbox.popleft()
-                    self._sending, self._moved = isinstance(item, Answer), time.monotonic()
+                    self._sending, self._moved = isinstance(item, ServerAnswer), time.monotonic()
                     self.undelivered -= self._sending
                     return item
                 if done or self._error is not None:

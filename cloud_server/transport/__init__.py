@@ -11,7 +11,7 @@ May import core, inference, access, streams, models, wire, limits.
 
 from cloud_server.transport.active_calls import WaitingCalls
 from cloud_server.transport.authentication import INFER, INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor
-from cloud_server.transport.server import CloudServer, Listener, check_free
+from cloud_server.transport.server import CloudServer, GrpcListener, check_free
 
 __all__ = [
     "INFER",
@@ -20,7 +20,7 @@ __all__ = [
     "SERVICE",
     "AuthInterceptor",
     "CloudServer",
-    "Listener",
+    "GrpcListener",
     "WaitingCalls",
     "check_free",
 ]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
-from cloud_server.access import Caller, Credentials, Register
+from cloud_server.access import CallCredentials, Caller, Register
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ LEAVE_SECONDS = 2.0
 class _Guest:
     """An authenticated call."""
 
-    def __init__(self, caller: Caller, shown: Credentials, cut: Callable[[], object]) -> None:
+    def __init__(self, caller: Caller, shown: CallCredentials, cut: Callable[[], object]) -> None:
         self.caller = caller
         self.shown = shown
         self.cut = cut
@@ -38,7 +38,7 @@ class ActiveCalls:
         self._lock = threading.Lock()
         self._inside: dict[Hashable, _Guest] = {}
 
-    def enter(self, call: Hashable, peer: str, shown: Credentials, cut: Callable[[], object]) -> Caller:
+    def enter(self, call: Hashable, peer: str, shown: CallCredentials, cut: Callable[[], object]) -> Caller:
         """Authenticate a call, which is in progress until `left`. ``cut`` ends it at once, from any thread.
 
         Raises AccessRefused, usually NotAuthenticated.

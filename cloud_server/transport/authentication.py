@@ -20,9 +20,9 @@ from google.protobuf.message import DecodeError
 
 from cloud_server import wire
 from cloud_server.access import (
+    CallCredentials,
     Caller,
     Certificates,
-    Credentials,
     Register,
     State,
     Tls,
@@ -64,7 +64,7 @@ FETCH_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class IncomingCall:
     """A call as it arrives: the full name of the method (``/isthmus.v1.Split/Session``), and its metadata."""
 
     method: str
@@ -102,10 +102,10 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
 
     # Every call
 
-    def check(self, call: Call) -> None:
+    def check(self, call: IncomingCall) -> None:
         """Raise an `IsthmusError`, whose status the caller gets, if a call must not be served."""
         if call.method not in OPEN_TO_ALL and self._looks_at(call.metadata):
-            self._register.check(Credentials(token_in(call.metadata), None, passport_in(call.metadata)))
+            self._register.check(CallCredentials(token_in(call.metadata), None, passport_in(call.metadata)))
         if call.method in BEGINS_WORK:
             self._server.check_open()
 
@@ -119,7 +119,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         if handler is None:
             return None
         try:
-            self.check(Call(details.method, tuple(details.invocation_metadata or ())))
+            self.check(IncomingCall(details.method, tuple(details.invocation_metadata or ())))
         except IsthmusError as error:
             return self._refusing(details.method, error)
         if details.method not in OPEN_TO_ALL and self._looks_at(details.invocation_metadata):
@@ -257,7 +257,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
     def _admit(self, context: grpc.ServicerContext) -> None:
         names = names_in(context.auth_context()) if self._register.certificates else ()
         metadata = context.invocation_metadata() or ()
-        shown = Credentials(token_in(metadata), names, passport_in(metadata))
+        shown = CallCredentials(token_in(metadata), names, passport_in(metadata))
         self.active_calls.enter(context, context.peer(), shown, context.cancel)
         if not context.add_callback(lambda: self.active_calls.left(context)):
             self.active_calls.left(context)

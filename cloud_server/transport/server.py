@@ -159,7 +159,7 @@ def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
     ]
 
 
-class Listener:
+class GrpcListener:
     """A gRPC server. ``address`` is HOST:PORT, ``port`` the real one. ``services``: whose health is reported.
 
     ``threads``: the maximum number of concurrent calls. ``tls``: None for plain text. ``reuse_port``: other servers may
@@ -264,7 +264,7 @@ class CloudServer:
         if register is None:
             register = Register(identities, certificates=tls is not None and tls.client_ca is not None)
         self._auth = auth = AuthInterceptor(core, register)
-        self._listener = Listener(
+        self._listener = GrpcListener(
             address,
             auth,
             (SERVICE, INFERENCE),

@@ -24,16 +24,16 @@ from cloud_server.inference import (
     MAX_VALUES,
     VALUE_BYTES,
     Inference,
-    Named,
+    InferenceResult,
+    NamedElements,
     Query,
-    Result,
     TensorInfo,
     Value,
     check_parameters,
     pack,
     unpack,
 )
-from cloud_server.streams import InFrame, Probe, StreamSession
+from cloud_server.streams import InFrame, ProbeStream, StreamSession
 from cloud_server.transport.authentication import INFER, INFERENCE, SERVICE, AuthInterceptor, abort
 from protos import frames, padding
 from protos.frames import varint
@@ -145,7 +145,7 @@ class SplitServicer:
             "Session": grpc.stream_stream_rpc_method_handler(
                 self.session, response_serializer=frames.serialize_server_frame
             ),
-            "Probe": grpc.stream_stream_rpc_method_handler(
+            "ProbeStream": grpc.stream_stream_rpc_method_handler(
                 self.probe, request_deserializer=parse_probe, response_serializer=padding.serialize_reply
             ),
             "Profile": grpc.unary_stream_rpc_method_handler(
@@ -163,7 +163,7 @@ class SplitServicer:
         server.add_registered_method_handlers(SERVICE, handlers)
 
 
-def _take_rounds(probe: Probe, incoming: Iterator[padding.Padding | Malformed]) -> None:
+def _take_rounds(probe: ProbeStream, incoming: Iterator[padding.Padding | Malformed]) -> None:
     """Pass frames from the stream to the probe until either ends."""
     error: IsthmusError | None = None
     try:
@@ -369,7 +369,7 @@ def read(data: bytes) -> tuple[Query, bool]:
             content = memoryview(raw[number])
         else:
             content = _typed(one)
-        inputs.append(Named(one.name, one.datatype, tuple(one.shape), content))
+        inputs.append(NamedElements(one.name, one.datatype, tuple(one.shape), content))
     for wanted in message.outputs:
         _check_parameters(wanted.parameters)
     names = tuple(one.name for one in message.outputs)
@@ -404,7 +404,7 @@ def _parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Value]
     return found
 
 
-def answer(result: Result, raw: bool) -> bytes:
+def answer(result: InferenceResult, raw: bool) -> bytes:
     """Return the bytes of a ModelInferResponse: raw if the request was, or if a datatype has no field of its own."""
     raw = raw or any(one.datatype not in CONTENTS for one in result.outputs)
     message = pb.ModelInferResponse(model_name=result.model, model_version=result.version, id=result.id)

@@ -24,8 +24,16 @@ from edge_client.planning.partitioners import ByObjective, Partitioner, find_par
 from edge_client.planning.predict import predict, watts_of
 from edge_client.probing import LinkProber, fetch_profile, probe
 from edge_client.screen import in_notebook
-from edge_client.survey import Gathered, Wanted, edge_profile, gather, measured_by_servers, probe_sizes, with_books
-from edge_client.user_input import Loaded
+from edge_client.survey import (
+    Gathered,
+    SurveySources,
+    edge_profile,
+    gather,
+    measured_by_servers,
+    probe_sizes,
+    with_books,
+)
+from edge_client.user_input import LoadedModel
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import ModelSpec
@@ -109,7 +117,7 @@ def begin(
     loaded = loaded_of(client, call)
     if (bound := options.constraints.leakage) is not None:
         bound.table.check(loaded.wrapped.weights_hash())
-    wanted = Wanted(
+    wanted = SurveySources(
         server=client.server,
         credentials=client.connection.credentials,
         edge_profile=_text(options.edge_profile),
@@ -145,7 +153,7 @@ def least(client: ClientCore, options: AutoOptions, call: Call) -> tuple[str | t
     if set(options.goal.weights) != {"latency"} or client.codecs_chosen_from is not None:
         raise SpecError('split="min" makes the latency least, with one codec: objective="latency", and no codec="auto"')
     loaded = loaded_of(client, call)
-    wanted = Wanted(
+    wanted = SurveySources(
         server=client.server,
         credentials=client.connection.credentials,
         edge_profile=_text(options.edge_profile),
@@ -173,14 +181,14 @@ def _text(path: str | Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def loaded_of(client: ClientCore, call: Call) -> Loaded:
+def loaded_of(client: ClientCore, call: Call) -> LoadedModel:
     """Return the client's own model, planned on ``call``. A module has no spec, so one with its name is used."""
     spec = client.spec or ModelSpec(client.model_id, f"the module {client.model_id}", Path(), "")
     args, kwargs = to_device(call.args, client.device), to_device(dict(call.kwargs), client.device)
-    return Loaded(client.choice, spec, client.wrapped, args, kwargs, client.plan_for(call))
+    return LoadedModel(client.choice, spec, client.wrapped, args, kwargs, client.plan_for(call))
 
 
-def _gather(loaded: Loaded, wanted: Wanted, options: AutoOptions, patience: float) -> Gathered | Profile:
+def _gather(loaded: LoadedModel, wanted: SurveySources, options: AutoOptions, patience: float) -> Gathered | Profile:
     """Return all measurements; only this side's profile if no server answers."""
     assert wanted.server is not None
     say = options.say or log.warning
@@ -195,7 +203,7 @@ def _gather(loaded: Loaded, wanted: Wanted, options: AutoOptions, patience: floa
     return edge_profile(loaded, wanted, say, show)
 
 
-def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
+def _connector(loaded: LoadedModel, wanted: SurveySources, edge: Profile) -> Connect:
     """Return what the monitor calls when the server is available for the first time."""
 
     def connect(check: Check) -> tuple[Profile, Link, Load]:

@@ -25,8 +25,8 @@ from edge_client.planning.predict import check_same_model
 from edge_client.probing import fetch_profile, probe
 from edge_client.screen import counted, in_notebook
 from edge_client.screen import progress as bar
-from edge_client.survey import Say, Wanted, edge_profile, probe_sizes
-from edge_client.user_input import Loaded
+from edge_client.survey import Say, SurveySources, edge_profile, probe_sizes
+from edge_client.user_input import LoadedModel
 from edge_client.user_text import AUTO
 from shared_hooks.errors import CutRefused, IsthmusError, QuotaExceeded, SpecError
 from shared_hooks.lifecycle import Stage
@@ -54,7 +54,7 @@ class Station:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedPart:
     """One machine's part, which begins after ``cut``, empty for the edge's. Times in ns."""
 
     name: str
@@ -93,14 +93,14 @@ def best_cuts(stations: Sequence[Station]) -> tuple[str, ...]:
     return tuple(names[one] for one in reversed(found))
 
 
-def parts_of(stations: Sequence[Station], cuts: Sequence[str]) -> list[Placed]:
+def parts_of(stations: Sequence[Station], cuts: Sequence[str]) -> list[PlacedPart]:
     """Return each machine's part with these cuts."""
-    parts = [Placed(stations[0].name, "", 0.0, _edge_ns(stations, cuts[0]), 0)]
+    parts = [PlacedPart(stations[0].name, "", 0.0, _edge_ns(stations, cuts[0]), 0)]
     for at, cut in enumerate(cuts, 1):
         ends = _tail_ns(stations, at, cut) if at == len(cuts) else _middle_ns(stations, at, cut, cuts[at])
         answers = _answer_ns(stations, at)
         nbytes = _cut(stations[0].profile, cut).wire_bytes
-        parts.append(Placed(stations[at].name, cut, _link_ns(stations, at, cut) + answers, ends, nbytes))
+        parts.append(PlacedPart(stations[at].name, cut, _link_ns(stations, at, cut) + answers, ends, nbytes))
     return parts
 
 
@@ -150,7 +150,9 @@ def _middle_ns(stations: Sequence[Station], at: int, first: str, second: str) ->
     return enters + own + packs
 
 
-def measured(chain: Sequence[str], loaded: Loaded, wanted: Wanted, say: Say, progress: bool) -> tuple[Station, ...]:
+def measured(
+    chain: Sequence[str], loaded: LoadedModel, wanted: SurveySources, say: Say, progress: bool
+) -> tuple[Station, ...]:
     """Return the edge, and each server with the link to it. Raises the errors of profiles and probes."""
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
     edge = edge_profile(loaded, wanted, say, progress)
@@ -179,7 +181,7 @@ class ChainChooser:
             raise SpecError('split="auto" along a chain keeps to no constraints, and measures every profile itself')
         self._client = client
         self._on_decision = options.on_decision
-        self._wanted = Wanted(
+        self._wanted = SurveySources(
             server=client.chain[0], credentials=client.connection.credentials, seconds=options.profile_seconds
         )
         shown = in_notebook() or sys.stderr.isatty() if options.progress is None else options.progress
@@ -247,7 +249,7 @@ def _asked(
     chain: Sequence[str],
     at: int,
     edge: Profile,
-    wanted: Wanted,
+    wanted: SurveySources,
     on_progress: Callable[[int, int, str], None],
     known: Profile | None = None,
 ) -> tuple[Profile, Link]:

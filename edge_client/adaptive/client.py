@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from edge_client.adaptive.controller import Choice, SplitController
+from edge_client.adaptive.controller import ChosenWay, SplitController
 from edge_client.adaptive.monitor import Connect, Decisions, ServerMonitor
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
@@ -129,7 +129,7 @@ class Flight:
 
     item: Any
     call: Call | None  # None: not read yet, because the file itself was sent
-    choice: Choice
+    choice: ChosenWay
     stamps: Stamps
     until: float
     running: Running | Done
@@ -276,7 +276,7 @@ class AutoClient:
                 continue
             return Flight(item, call, choice, stamps, until, running, exact, ahead)
 
-    def _choose(self, item: Any) -> tuple[Choice, str]:
+    def _choose(self, item: Any) -> tuple[ChosenWay, str]:
         """Return the controller's choice, and the cut's name for this item."""
         self._report_refused()
         self._report_allowed()

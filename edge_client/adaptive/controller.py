@@ -14,7 +14,7 @@ from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import FLOOR, Curve, Link, LinkEstimate, Tracker
 from edge_client.planning.objective import Candidate, Constraints, Objective, decide, undominated
 from edge_client.planning.partitioners import Partitioner, Situation
-from edge_client.planning.predict import Correction, Power, predict
+from edge_client.planning.predict import Correction, GivenPower, predict
 from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput, Profile
@@ -274,7 +274,7 @@ SLOW: Final = 1.5
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenWay:
     """What to run the next request with."""
 
     candidate: Candidate
@@ -312,7 +312,7 @@ class SplitController:
         constraints: Constraints | None = None,
         file: FileInput | None = None,
         file_crosses: bool = True,
-        power: Power | None = None,
+        power: GivenPower | None = None,
         correction: Correction | None = None,
         steady: Steady | None = None,
         partitioner: Partitioner | None = None,
@@ -354,7 +354,7 @@ class SplitController:
 
     # -- choosing
 
-    def choose(self, now: int) -> Choice:
+    def choose(self, now: int) -> ChosenWay:
         """Return the candidate for the next request."""
         self._doubt_server(now)
         if self._partitioner is not None and self._there:
@@ -384,7 +384,7 @@ class SplitController:
             self._held = pick.key
         self._steadiness.chosen(now, moved=moved and held is not None)
         self._promised[pick.key] = pick.latency_ns
-        return Choice(pick, moved, reason, self._numbers(pick, by_key.get(held or ""), held, best))
+        return ChosenWay(pick, moved, reason, self._numbers(pick, by_key.get(held or ""), held, best))
 
     def _doubt_server(self, now: int) -> None:
         """While everything runs here, nothing shows the server's speed: the estimate of its slowness expires."""
@@ -394,7 +394,7 @@ class SplitController:
             self._away.doubt()
             self._changed()
 
-    def _choice_of(self, partitioner: Partitioner, candidates: Sequence[Candidate]) -> Choice:
+    def _choice_of(self, partitioner: Partitioner, candidates: Sequence[Candidate]) -> ChosenWay:
         decision = partitioner.decide(
             Situation(candidates, self._objective, self._constraints, self._edge, self._cloud, self._option)
         )
@@ -403,7 +403,7 @@ class SplitController:
         self._held = pick.key
         self._promised[pick.key] = pick.latency_ns
         best = decision.ranking[0] if decision.ranking else pick
-        return Choice(pick, pick.key != held, decision.objective, self._numbers(pick, before, held, best))
+        return ChosenWay(pick, pick.key != held, decision.objective, self._numbers(pick, before, held, best))
 
     def refuse(self, name: str) -> None:
         """Never choose this candidate again, because its answers were wrong. No effect for EDGE_ONLY."""

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from edge_client.adaptive.controller import Choice, SplitController
+from edge_client.adaptive.controller import ChosenWay, SplitController
 from edge_client.call import Load
 from edge_client.core import ClientCore
 from edge_client.planning.link import Curve, Link
@@ -68,7 +68,7 @@ class Decisions:
         with self._lock:
             self._listeners = [one for one in self._listeners if one != listener]
 
-    def choice(self, choice: Choice) -> None:
+    def choice(self, choice: ChosenWay) -> None:
         """Add the choice for a request."""
         level = logging.INFO if choice.moved else logging.DEBUG
         known: dict[str, Any] = {"candidate": choice.candidate.name}

@@ -1,4 +1,4 @@
-"""Run generators in processes of their own: ``python -m edge_client.benching.gang``, started by `Several`.
+"""Run generators in processes of their own: ``python -m edge_client.benching.gang``, started by `SeveralProcesses`.
 
 Such a process reads and writes lines of JSON: the first describes the run (it responds when all clients are connected),
 each further one what to send; ``{"stop": true}`` ends the current one.
@@ -43,7 +43,7 @@ from shared_hooks.models import InputItem
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadPlan:
     """A load. ``codecs``: one per client. ``give_up``: seconds after which a request is lost. ``exact``: False lets the
     server compute requests as rows of a batch.
     """
@@ -67,7 +67,7 @@ class Load:
 class LiveLane(WaitingLane):
     """A client that runs its heads: an `EdgeClient`."""
 
-    def __init__(self, load: Load, client: int) -> None:
+    def __init__(self, load: LoadPlan, client: int) -> None:
         super().__init__(load.in_flight, load.give_up)
         self._load = load
         self._client = EdgeClient(
@@ -123,7 +123,7 @@ class Recorded:
     frontiers: Mapping[str, Sequence[Sequence[Outgoing]]]
 
 
-def record(load: Load) -> Recorded:
+def record(load: LoadPlan) -> Recorded:
     """Run every head once for each codec. Raises as `EdgeModel.head`, and SpecError for too many bytes."""
     total, hello = 0, b""
     frontiers: dict[str, list[list[Outgoing]]] = {}
@@ -152,7 +152,7 @@ def record(load: Load) -> Recorded:
 class RecordedLane:
     """A client with one stream. Requests are passed to the connection when they are due, and it keeps its window."""
 
-    def __init__(self, load: Load, recorded: Recorded, client: int) -> None:
+    def __init__(self, load: LoadPlan, recorded: Recorded, client: int) -> None:
         self._load = load
         self._frontiers = recorded.frontiers[load.codecs[client]]
         hello = split_pb2.ClientFrame.FromString(recorded.hello)
@@ -226,10 +226,10 @@ class RecordedLane:
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-class Several:
+class SeveralProcesses:
     """Several processes, among which the ``clients`` are dealt out."""
 
-    def __init__(self, load: Load, recorded: Recorded | None, files: Sequence[str], processes: int) -> None:
+    def __init__(self, load: LoadPlan, recorded: Recorded | None, files: Sequence[str], processes: int) -> None:
         """Start the processes, and wait until all are connected. Raises the first failure."""
         self._stack = ExitStack()
         self._processes: list[subprocess.Popen[str]] = []
@@ -313,7 +313,7 @@ class Several:
 
 
 def instructions(
-    load: Load, recorded: Recorded | None, files: list[str], folder: Path, mine: list[int]
+    load: LoadPlan, recorded: Recorded | None, files: list[str], folder: Path, mine: list[int]
 ) -> dict[str, Any]:
     """Return a worker's instructions as JSON data, for the clients ``mine``; payloads go to ``folder``."""
     return {
@@ -377,7 +377,7 @@ def _generator(known: dict[str, Any]) -> Generator:
             example = spec.example()
             assert example is not None  # checked by the starting process
             calls = [Call(*example)]
-    load = Load(
+    load = LoadPlan(
         known["server"],
         choice,
         known["cuts"],

@@ -12,8 +12,8 @@ import numpy as np
 from edge_client import light_codecs
 from edge_client.benching.generator import Alone, WaitingLane
 from edge_client.benching.load import Ended, Shot, codecs_of
-from edge_client.benching.run import Benched, Terms, measured
-from edge_client.light import Heads, LightClient
+from edge_client.benching.run import Benched, BenchTerms, measured
+from edge_client.light import HeadFolder, LightClient
 from edge_client.options import LightBenchOptions, LoadOptions
 from edge_client.user_text import option
 from shared_hooks.errors import SpecError
@@ -24,7 +24,7 @@ Arrays = tuple[np.ndarray[Any, Any], ...]
 
 @takes(LightBenchOptions)
 def bench_heads(
-    server: str, heads: str | Path | Heads, inputs: Iterable[Any] | None = None, *, options: LightBenchOptions
+    server: str, heads: str | Path | HeadFolder, inputs: Iterable[Any] | None = None, *, options: LightBenchOptions
 ) -> Benched:
     """Measure a server under an open load of `LightClient`s (docs/bench.md): `edge_client.bench` without PyTorch.
 
@@ -35,9 +35,9 @@ def bench_heads(
     of each client's heads; the rest is as for `edge_client.bench`. Raises SpecError, UnknownLayer, InputMismatch, and
     what a first request at each cut raises.
     """
-    known = heads if isinstance(heads, Heads) else Heads(heads)
+    known = heads if isinstance(heads, HeadFolder) else HeadFolder(heads)
     load = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}
-    terms = Terms(**{**load, "split": options.split or ",".join(known.cuts)})
+    terms = BenchTerms(**{**load, "split": options.split or ",".join(known.cuts)})
     cuts = [one.word for one in terms.cuts]
     for cut in cuts:
         known.head(cut)
@@ -69,7 +69,7 @@ def bench_heads(
         gang.close()
 
 
-def _arrays(heads: Heads, one: Any) -> Arrays:
+def _arrays(heads: HeadFolder, one: Any) -> Arrays:
     if isinstance(one, (str, Path)):
         return heads.read(one)
     found = one if isinstance(one, tuple) else (one,)
@@ -79,7 +79,7 @@ def _arrays(heads: Heads, one: Any) -> Arrays:
 
 
 class _LightLane(WaitingLane):
-    def __init__(self, client: LightClient, cuts: Sequence[str], calls: Sequence[Arrays], terms: Terms) -> None:
+    def __init__(self, client: LightClient, cuts: Sequence[str], calls: Sequence[Arrays], terms: BenchTerms) -> None:
         super().__init__(terms.in_flight, terms.give_up)
         self._client, self._cuts, self._calls = client, cuts, calls
 

@@ -151,7 +151,7 @@ def _lines_of(one: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms(BenchOptions):
+class BenchTerms(BenchOptions):
     """`BenchOptions`, checked. Raises SpecError for invalid ones."""
 
     def __post_init__(self) -> None:
@@ -200,7 +200,9 @@ class Terms(BenchOptions):
         return {name: getattr(self, name) for name in names.split()}
 
 
-def measured(terms: Terms, gang: Gang, model: str, inputs: int, about: Mapping[str, Any], progress: bool) -> Benched:
+def measured(
+    terms: BenchTerms, gang: Gang, model: str, inputs: int, about: Mapping[str, Any], progress: bool
+) -> Benched:
     """Measure every rate in turn, with ``inputs`` inputs to draw from. ``about``: more settings. What ends it early
     does not lose the results so far.
     """
@@ -221,7 +223,7 @@ class _Run:
     """What all rates have in common."""
 
     gang: Gang
-    terms: Terms
+    terms: BenchTerms
     inputs: int
 
 

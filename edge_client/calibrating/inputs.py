@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.calibrating.outputs import Row
+from edge_client.calibrating.outputs import ComparedRow
 from edge_client.planning.codecs import CodecLoss
 from edge_client.pruning.data import find
 from edge_client.user_input import NamedInput, labelled, named_inputs
@@ -182,7 +182,7 @@ LEAST_TO_STOP = 16
 
 
 @dataclass
-class Tally:
+class LossTally:
     """The losses of one codec at one cut, or of one of its steps; ``is_share``: every loss is 0 or 1."""
 
     codec: str
@@ -208,7 +208,7 @@ class Tally:
         self.nbytes += nbytes
         self.used |= used
 
-    def take(self, rows: Sequence[Row]) -> None:
+    def take(self, rows: Sequence[ComparedRow]) -> None:
         """Add the rows of one input."""
         for row in rows:
             self.rows += 1

@@ -34,7 +34,7 @@ _UNIT: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedRow:
     """Comparison of one row. ``loss``: 0 if nothing changed; ``right``, ``whole_right``: by its label, if it
     has one.
     """
@@ -66,7 +66,7 @@ def kind_of(output: Any, spec: ModelSpec, labelled: bool) -> str:
 class Compare(Protocol):
     """Compares an input's whole output with another one, row by row. Raises InputMismatch for another kind."""
 
-    def __call__(self, whole: Any, other: Any, label: str | None = None) -> list[Row]: ...
+    def __call__(self, whole: Any, other: Any, label: str | None = None) -> list[ComparedRow]: ...
 
 
 def comparer(kind: str, spec: ModelSpec) -> Compare:
@@ -82,7 +82,7 @@ def comparer(kind: str, spec: ModelSpec) -> Compare:
     return known[kind]
 
 
-def _classes(spec: ModelSpec, whole: Any, other: Any, label: str | None) -> list[Row]:
+def _classes(spec: ModelSpec, whole: Any, other: Any, label: str | None) -> list[ComparedRow]:
     before, after = _first(spec, whole), _first(spec, other)
     if not before:
         raise InputMismatch("no class scores in the output")
@@ -92,7 +92,7 @@ def _classes(spec: ModelSpec, whole: Any, other: Any, label: str | None) -> list
         now = after[at] if at < len(after) else None
         measures = {"kl": divergences[at]} if at < len(divergences) else {}
         truths = (None, None) if label is None else (now == label, name == label)
-        rows.append(Row(float(now != name), measures, *truths))
+        rows.append(ComparedRow(float(now != name), measures, *truths))
     return rows
 
 
@@ -123,12 +123,12 @@ def _scores(output: Any) -> torch.Tensor | None:
     return found.reshape(-1, found.shape[-1])
 
 
-def _embeddings(whole: Any, other: Any) -> list[Row]:
+def _embeddings(whole: Any, other: Any) -> list[ComparedRow]:
     pairs = [_embedding(each) for each in (whole, other)]
     if pairs[0] is None:
         raise InputMismatch("no embedding in the output: expected a tensor (rows, features)")
     if pairs[1] is None or pairs[0].shape != pairs[1].shape:
-        return [Row(1.0) for _ in pairs[0]]
+        return [ComparedRow(1.0) for _ in pairs[0]]
     return [_numbers(a, b, by_cosine=True) for a, b in zip(*pairs, strict=True)]
 
 
@@ -147,14 +147,14 @@ def _named_embedding(output: Any) -> torch.Tensor | None:
     return next((one for one in found if isinstance(one, torch.Tensor) and one.is_floating_point()), None)
 
 
-def _tensors(whole: Any, other: Any) -> Row:
+def _tensors(whole: Any, other: Any) -> ComparedRow:
     (form, mine), (its_form, its) = flatten(whole), flatten(other)
     if form != its_form or [one.shape for one in mine] != [one.shape for one in its]:
-        return Row(1.0)
+        return ComparedRow(1.0)
     floats = [one.is_floating_point() or one.is_complex() for one in mine]
     if not any(floats):
         changed = sum(int((a != b).sum()) for a, b in zip(mine, its, strict=True))
-        return Row(changed / max(1, sum(one.numel() for one in mine)))
+        return ComparedRow(changed / max(1, sum(one.numel() for one in mine)))
     a, b = (
         torch.cat([_real(one) for one, is_float in zip(tensors, floats, strict=True) if is_float])
         for tensors in (mine, its)
@@ -166,7 +166,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double().flatten()
 
 
-def _numbers(a: torch.Tensor, b: torch.Tensor, *, by_cosine: bool) -> Row:
+def _numbers(a: torch.Tensor, b: torch.Tensor, *, by_cosine: bool) -> ComparedRow:
     a, b = a.double(), b.double()
     length, its, off = float(a.norm()), float(b.norm()), float((a - b).norm())
     if not math.isfinite(length + its):  # NaN and infinities where the whole model has them count as no loss
@@ -175,22 +175,22 @@ def _numbers(a: torch.Tensor, b: torch.Tensor, *, by_cosine: bool) -> Row:
     error = 0.0 if off == 0 else _bounded(off / length) if length else 1.0
     cosine = 1.0 if off == 0 else float(a @ b) / (length * its) if length and its else 0.0
     loss = max(0.0, 1 - cosine) if by_cosine else error
-    return Row(loss, {"cosine": cosine, "relative_error": error})
+    return ComparedRow(loss, {"cosine": cosine, "relative_error": error})
 
 
-def _detections(whole: Any, other: Any) -> list[Row]:
+def _detections(whole: Any, other: Any) -> list[ComparedRow]:
     before, after = _boxes(whole), _boxes(other)
     if before is None:
         raise InputMismatch("no boxes in the output: expected boxes with scores, as torchvision and DETR give them")
     if after is None or len(after) != len(before):
-        return [Row(1.0) for _ in before]
+        return [ComparedRow(1.0) for _ in before]
     return [_overlap(a, b) for a, b in zip(before, after, strict=True)]
 
 
-def _overlap(mine: _Found, its: _Found) -> Row:
+def _overlap(mine: _Found, its: _Found) -> ComparedRow:
     """Match boxes greedily, the largest IoU first, within a class."""
     if not len(mine.boxes) or not len(its.boxes):
-        return Row(0.0 if len(mine.boxes) == len(its.boxes) else 1.0)
+        return ComparedRow(0.0 if len(mine.boxes) == len(its.boxes) else 1.0)
     overlaps = _iou(mine.boxes, its.boxes) * (mine.classes[:, None] == its.classes[None, :])
     total, matched = 0.0, []
     for _ in range(min(overlaps.shape)):
@@ -203,7 +203,7 @@ def _overlap(mine: _Found, its: _Found) -> Row:
         matched.append(float(value))
     most = max(len(mine.boxes), len(its.boxes))
     found = sum(one >= LEAST_SCORE for one in matched) / len(mine.boxes)
-    return Row(1 - total / most, {"iou": total / len(matched) if matched else 0.0, "found": found})
+    return ComparedRow(1 - total / most, {"iou": total / len(matched) if matched else 0.0, "found": found})
 
 
 def _iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -19,10 +19,10 @@ from functools import cached_property, partial
 from typing import Any, Final
 
 from edge_client.calibrating import inputs
-from edge_client.calibrating.inputs import Tally
-from edge_client.calibrating.outputs import Compare, Row, comparer, kind_of
+from edge_client.calibrating.inputs import LossTally
+from edge_client.calibrating.outputs import Compare, ComparedRow, comparer, kind_of
 from edge_client.planning.codecs import DOMINATED, TOO_LOSSY, CutLosses, LossTable
-from edge_client.user_input import Loaded, NamedInput
+from edge_client.user_input import LoadedModel, NamedInput
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import CODECS, by_wire
 from shared_hooks.codecs.basis import Basis, Book
@@ -81,7 +81,7 @@ def learn(wrapped: WrappedModel, cut: str, calls: Sequence[Call]) -> dict[float,
     return {step: books for step, books in found.items() if any(book is not None for book in books)}
 
 
-def coarsest(tallies: Sequence[Tally], max_loss: float) -> Tally | None:
+def coarsest(tallies: Sequence[LossTally], max_loss: float) -> LossTally | None:
     """Return the coarsest step of one codec at one cut within the allowed loss; the finest step comes first."""
     chosen = None
     for tally in tallies:
@@ -120,7 +120,7 @@ class _Cut:
     layer_id: int
     name: str
     frontier_bytes: int
-    tallies: list[Tally]
+    tallies: list[LossTally]
     refused: str = ""
     books: dict[float, Books] | None = None
     """By step; None: not calibrated yet."""
@@ -136,11 +136,11 @@ class _Cut:
         return "input" if self.layer_id < 0 else self.name
 
     @property
-    def open(self) -> list[Tally]:
+    def open(self) -> list[LossTally]:
         """What may still have to be measured here."""
         return [] if self.refused else [one for one in self.tallies if not one.stopped]
 
-    def kept(self, max_loss: float) -> list[Tally]:
+    def kept(self, max_loss: float) -> list[LossTally]:
         """Return the tallies for the table: of a calibrated codec, one step."""
         steps = [one for one in self.tallies if one.step is not None and one.inputs and one.used]
         best = coarsest(steps, max_loss)
@@ -165,7 +165,7 @@ class Study:
     name.
     """
 
-    loaded: Loaded
+    loaded: LoadedModel
     cuts: Sequence[str]
     codecs: Sequence[str]
     max_loss: float
@@ -261,7 +261,7 @@ class Study:
         args, kwargs = item.read(self.loaded.spec)
         return to_device(args, device), to_device(kwargs, device)
 
-    def _input(self, items: Sequence[NamedInput], number: int, wanted: Sequence[tuple[_Cut, Tally]]) -> None:
+    def _input(self, items: Sequence[NamedInput], number: int, wanted: Sequence[tuple[_Cut, LossTally]]) -> None:
         """Measure one input with those of ``wanted`` that have measured all inputs before it."""
         assert self._compare is not None
         item = items[number]
@@ -286,7 +286,7 @@ class Study:
             right = [row.whole_right for row in unchanged if row.whole_right is not None]
             self._whole = [self._whole[0] + sum(right), self._whole[1] + len(right)]
 
-    def _few(self) -> list[tuple[_Cut, Tally]]:
+    def _few(self) -> list[tuple[_Cut, LossTally]]:
         """Return the measurements of the first round."""
         some = [name for name in FEW_CODECS if name in self.codecs]
         return [
@@ -296,10 +296,10 @@ class Study:
             if one.lossless or one.codec in some or not some
         ]
 
-    def _front(self) -> list[tuple[_Cut, Tally]]:
+    def _front(self) -> list[tuple[_Cut, LossTally]]:
         """Return, by cut, what is not dominated; where something is not, unmeasured codecs, too."""
-        found: list[tuple[_Cut, Tally]] = []
-        earlier: list[Tally] = []
+        found: list[tuple[_Cut, LossTally]] = []
+        earlier: list[LossTally] = []
         for place in self._places:
             known = [one for one in place.open if one.inputs]
             mine = [one for one in known if not self._dominated(one, known, earlier)]
@@ -315,10 +315,10 @@ class Study:
             found += [(place, one) for one in mine]
         return found
 
-    def _dominated(self, tally: Tally, here: Sequence[Tally], earlier: Sequence[Tally]) -> bool:
+    def _dominated(self, tally: LossTally, here: Sequence[LossTally], earlier: Sequence[LossTally]) -> bool:
         """Return whether a codec at this cut or an earlier one sends no more, loses no more and takes no more time."""
 
-        def is_as_good(one: Tally) -> bool:
+        def is_as_good(one: LossTally) -> bool:
             return _effort(one) <= _effort(tally) and one.mean_loss <= tally.mean_loss
 
         return any(is_as_good(one) and one.mean_bytes <= SIMILAR * tally.mean_bytes for one in earlier) or (
@@ -332,7 +332,7 @@ class Study:
         place.digest = _digest(place.books)
         place.tallies = [one for one in place.tallies if one.codec != Basis.name]
         place.tallies += [
-            Tally(Basis.name, False, self.kind == "classes", self.confidence, step) for step in place.books
+            LossTally(Basis.name, False, self.kind == "classes", self.confidence, step) for step in place.books
         ]
 
     def _made(self) -> list[_Cut]:
@@ -342,14 +342,14 @@ class Study:
         for cut in self.cuts:
             info = plan.resolve(cut)
             number = -1 if info is None else info.layer_id
-            tallies = [Tally(one, CODECS[one].lossless, is_share, self.confidence) for one in codecs]
+            tallies = [LossTally(one, CODECS[one].lossless, is_share, self.confidence) for one in codecs]
             try:
                 found.append(_Cut(number, cut, plan.frontier_bytes(cut), tallies))
             except CutRefused as error:
                 found.append(_Cut(number, cut, 0, tallies, str(error)))
         return found
 
-    def _progress(self, total: int, front: Sequence[tuple[_Cut, Tally]]) -> Progress:
+    def _progress(self, total: int, front: Sequence[tuple[_Cut, LossTally]]) -> Progress:
         """Return the progress, from the time of each cut's measurements."""
         runs = sum(place.runs for place in self._places)
         mean = sum(place.seconds for place in self._places) / max(1, runs)
@@ -365,10 +365,10 @@ class Study:
     def _at(
         self,
         place: _Cut,
-        tallies: Sequence[Tally],
+        tallies: Sequence[LossTally],
         call: Call,
-        compare: Callable[[Any], list[Row]],
-        unchanged: Sequence[Row],
+        compare: Callable[[Any], list[ComparedRow]],
+        unchanged: Sequence[ComparedRow],
     ) -> None:
         """Measure one input at one cut, with these codecs."""
         args, kwargs = copied(*call)
@@ -394,7 +394,7 @@ class Study:
             try:
                 output = self.loaded.wrapped.tail(came)
             except Exception:  # the decoded values were so far off that the model's own code raised
-                tally.take([Row(1.0) for _ in unchanged])
+                tally.take([ComparedRow(1.0) for _ in unchanged])
                 tally.stopped = True
                 continue
             tally.take(compare(self._kept(output)))
@@ -470,7 +470,7 @@ class Study:
         )
 
 
-def _effort(tally: Tally) -> int:
+def _effort(tally: LossTally) -> int:
     return EFFORT.get(tally.codec, 1)
 
 

@@ -196,14 +196,14 @@ _TINY: Final = 1e-6
 Key = TypeVar("Key")
 
 
-class Kind(NamedTuple):
+class TensorKind(NamedTuple):
     """``size``: the power of four above the bytes."""
 
     dtype: str
     size: int
 
     @classmethod
-    def of(cls, dtype: str, nbytes: int) -> Kind:
+    def of(cls, dtype: str, nbytes: int) -> TensorKind:
         return cls(dtype, math.ceil(math.log(max(1, nbytes), 4)))
 
 
@@ -216,9 +216,9 @@ class Speeds:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._encode: dict[tuple[str, Kind], Tracker] = {}
-        self._decode: dict[tuple[str, Kind], Tracker] = {}
-        self._ratio: OrderedDict[tuple[str, Place, Kind], Tracker] = OrderedDict()
+        self._encode: dict[tuple[str, TensorKind], Tracker] = {}
+        self._decode: dict[tuple[str, TensorKind], Tracker] = {}
+        self._ratio: OrderedDict[tuple[str, Place, TensorKind], Tracker] = OrderedDict()
         self._server = Tracker(1.0)
 
     @property
@@ -226,17 +226,17 @@ class Speeds:
         """The server's decoding time relative to this machine's."""
         return self._server.value
 
-    def knows(self, codec: str, place: Place, kind: Kind) -> bool:
+    def knows(self, codec: str, place: Place, kind: TensorKind) -> bool:
         """Return whether `cost` has an answer."""
         return (codec, place, kind) in self._ratio
 
-    def least_ns(self, codec: str, kind: Kind, nbytes: int) -> float:
+    def least_ns(self, codec: str, kind: TensorKind, nbytes: int) -> float:
         """Return a lower bound of the time for encoding and decoding; 0 if nothing of the kind was measured."""
         with self._lock:
             known = [speeds.get((codec, kind)) for speeds in (self._encode, self._decode)]
             return sum(nbytes * one.value for one in known if one is not None)
 
-    def cost(self, codec: str, place: Place, kind: Kind, nbytes: int) -> Cost | None:
+    def cost(self, codec: str, place: Place, kind: TensorKind, nbytes: int) -> Cost | None:
         """Return the cost of a tensor of ``nbytes`` there; None if it was never encoded."""
         with self._lock:
             ratio = self._ratio.get((codec, place, kind))
@@ -250,7 +250,7 @@ class Speeds:
                 nbytes * decode.value * self._server.value if decode else 0.0,
             )
 
-    def encoded(self, codec: str, place: Place, kind: Kind, nbytes: int, left: int, ns: float) -> None:
+    def encoded(self, codec: str, place: Place, kind: TensorKind, nbytes: int, left: int, ns: float) -> None:
         """Record that a tensor of ``nbytes`` was encoded to ``left`` bytes in ``ns``."""
         with self._lock:
             _follow(self._encode, (codec, kind), ns / nbytes)
@@ -258,7 +258,7 @@ class Speeds:
             if len(self._ratio) > PLACES:
                 self._ratio.popitem(last=False)
 
-    def decoded(self, codec: str, kind: Kind, nbytes: int, ns: float) -> None:
+    def decoded(self, codec: str, kind: TensorKind, nbytes: int, ns: float) -> None:
         """Record that it was decoded on this machine."""
         with self._lock:
             _follow(self._decode, (codec, kind), ns / nbytes)
@@ -425,7 +425,7 @@ class Chooser:
         place, kind = _place(early, number), _kind(early.pieces[number])
         return Watched(_codec(early, number, name), partial(self._noted, name, place, kind))
 
-    def _noted(self, name: str, place: Place, kind: Kind, nbytes: int, left: int, ns: int) -> None:
+    def _noted(self, name: str, place: Place, kind: TensorKind, nbytes: int, left: int, ns: int) -> None:
         self.speeds.encoded(name, place, kind, nbytes, left, ns)
 
     def decoding_ns(self, early: EarlyOutput, codecs: Sequence[str]) -> float:
@@ -481,5 +481,5 @@ def _place(early: EarlyOutput, number: int) -> Place:
     return early.layer_name, number
 
 
-def _kind(piece: torch.Tensor) -> Kind:
-    return Kind.of(dtype_name(piece.dtype), piece.numel() * piece.itemsize)
+def _kind(piece: torch.Tensor) -> TensorKind:
+    return TensorKind.of(dtype_name(piece.dtype), piece.numel() * piece.itemsize)

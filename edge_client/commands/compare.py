@@ -14,7 +14,7 @@ from edge_client.commands.common import check_json_target, write_json
 from edge_client.commands.report import table
 from edge_client.screen import milliseconds, one_line, printable
 from edge_client.sweeping import settings
-from edge_client.sweeping.compare import SUM, Compared, as_dict, compare, read, render
+from edge_client.sweeping.compare import SUM, ComparedStage, as_dict, compare, read, render
 from shared_hooks.errors import SpecError
 from shared_hooks.files import write_text
 
@@ -38,7 +38,7 @@ def main(options: argparse.Namespace) -> int:
     return common.OK
 
 
-def text(known: dict[str, Any], compared: Sequence[Compared], stages: bool) -> str:
+def text(known: dict[str, Any], compared: Sequence[ComparedStage], stages: bool) -> str:
     """Format the table, other differences, and the confidence."""
 
     lines = [f"A  {printable(known['a'])}", f"B  {printable(known['b'])}"]

@@ -17,7 +17,7 @@ from edge_client.model_choice import ModelChoice
 from edge_client.settings import OWN
 from protos import PROTOCOL_VERSION
 from shared_hooks import doctor as checks
-from shared_hooks.doctor import Finding, Level, as_json, contained, counts, report
+from shared_hooks.doctor import CheckLevel, Finding, as_json, contained, counts, report
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.machine import describe
 
@@ -46,14 +46,14 @@ def looks(servers: Sequence[str], credentials: Credentials, choice: ModelChoice)
     further = True
     yield from contained("credentials", doctor.own(credentials))
     for finding in contained("reach", doctor.way(server, credentials)):
-        further = further and finding.level is not Level.WRONG
+        further = further and finding.level is not CheckLevel.WRONG
         yield finding
     for finding in contained("models", doctor.served(server, credentials)) if further else ():
-        further = further and finding.level is not Level.WRONG
+        further = further and finding.level is not CheckLevel.WRONG
         yield finding
     if further:
         for finding in contained("greeting", doctor.greeted(server, credentials, choice)):
-            further = further and finding.level is not Level.WRONG
+            further = further and finding.level is not CheckLevel.WRONG
             yield finding
     if further and following:
         yield from contained("chain", doctor.along(servers, credentials, choice))

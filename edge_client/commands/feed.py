@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from edge_client.model_choice import ModelChoice
 from edge_client.screen import milliseconds
-from edge_client.sources import Files, Item, Source, Tally, open_source
+from edge_client.sources import Files, Item, Source, SourceTally, open_source
 from edge_client.user_input import cut_for as cut_for
 from edge_client.user_input import cut_of as cut_of
 from edge_client.user_input import example_of as example_of
@@ -38,7 +38,7 @@ class Feed:
         self._places = {id(item): number for number, item in enumerate(self.items or (), 1)}
         self.under_way: deque[Named] = deque()
         """Taken, and not yet answered."""
-        self.tally = Tally(source)
+        self.tally = SourceTally(source)
         self._done = 0
 
     @property
@@ -124,7 +124,7 @@ KEPT: Final = 100_000
 """Number of latencies kept, the last ones: 0.8 MB."""
 
 
-class Pace:
+class RunRate:
     """The rate of one run with up to ``in_flight`` concurrent requests, after ``warmup`` that are not counted at all.
 
     The first request makes plans, recipes and caches on both sides and is often by far the slowest; without a warm-up

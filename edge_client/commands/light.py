@@ -18,7 +18,7 @@ from typing import Any
 
 from edge_client.commands import common
 from edge_client.commands.common import credentials_of, keywords, needed, say, show_bench
-from edge_client.light import Heads, LightAnswer, LightClient, provider_of
+from edge_client.light import HeadFolder, LightAnswer, LightClient, provider_of
 from edge_client.settings import OWN
 from edge_client.sources import KEPT, camera, is_camera
 from shared_hooks.errors import InputMismatch, IsthmusError, ServerUnavailable, SpecError
@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     server = needed(options)
     if server == OWN:
         raise SpecError(f"--server {OWN}: a device without PyTorch has none of its own; give HOST:PORT")
-    heads = Heads(options.heads)
+    heads = HeadFolder(options.heads)
     answers: list[dict[str, Any]] = []
     with (
         _inputs(options) as (inputs, width),
@@ -133,7 +133,7 @@ def doctor(options: argparse.Namespace) -> int:
     options.server = options.server or options.named
     server, wrong = needed(options), 0
     _found("ok", "versions", f"Isthmus {__version__}, onnxruntime {onnxruntime.__version__}, without PyTorch")
-    heads = Heads(options.heads)
+    heads = HeadFolder(options.heads)
     provider = provider_of(options.provider)
     _found("ok", "heads", f"{heads.model}: {len(heads.cuts)} in {heads.folder}, every file as it was exported")
     _found("ok", "provider", f"{provider}, of {', '.join(onnxruntime.get_available_providers())}")
@@ -218,7 +218,9 @@ def _as_dict(file: str, answer: LightAnswer) -> dict[str, Any]:
     }
 
 
-def _summary(heads: Heads, split: str, codec: str, answers: list[dict[str, Any]], good: list[dict[str, Any]]) -> str:
+def _summary(
+    heads: HeadFolder, split: str, codec: str, answers: list[dict[str, Any]], good: list[dict[str, Any]]
+) -> str:
     lines = [f"\n{heads.model}, head up to {split} in onnxruntime: {len(good)} of {len(answers)} inputs answered"]
     if good:
         median = statistics.median(one["end_to_end_ns"] for one in good) / 1e6

@@ -11,11 +11,11 @@ from itertools import groupby
 from typing import Any, Final
 
 from edge_client.answer import Answer
-from edge_client.commands.feed import Named, Pace
+from edge_client.commands.feed import Named, RunRate
 from edge_client.screen import milliseconds, one_line, printable, size, tables
 from edge_client.screen import table as table
-from edge_client.sources import Tally
-from edge_client.transport import Part, Times
+from edge_client.sources import SourceTally
+from edge_client.transport import PartReport, Times
 from edge_client.user_text import CLOUD_FILE, EDGE_ONLY
 from shared_hooks import ForwardMetrics, LayerMetrics
 from shared_hooks.errors import SpecError
@@ -26,7 +26,7 @@ from shared_hooks.models import FrameId, Prediction
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class InputOutcome:
     """The outcome of one input file or frame: an answer with predictions, or an error."""
 
     item: Named
@@ -117,7 +117,7 @@ class Outcome:
         }
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: PartReport) -> dict[str, Any]:
     """Return JSON data of the part of a further server of a chain."""
     known = {one.name: getattr(part.times, one.name) for one in fields(part.times)}
     reported = {"server": part.server, "split": part.split, "bytes_up": part.bytes_up, "sends": part.sends}
@@ -239,7 +239,7 @@ class Totals:
     measured_ns: int = 0
     times: Times = field(default_factory=Times)
     paced: int = 0
-    """Answers without the first, which is reported separately (`Pace`)."""
+    """Answers without the first, which is reported separately (`RunRate`)."""
     paced_ns: int = 0
     paced_times: Times = field(default_factory=Times)
     cuts: dict[str, int] = field(default_factory=dict)
@@ -255,7 +255,7 @@ class Totals:
         """Number of outcomes with an answer."""
         return self.count - self.failed
 
-    def add(self, outcome: Outcome, pace: Pace) -> None:
+    def add(self, outcome: InputOutcome, pace: RunRate) -> None:
         """Add an outcome."""
         self.count += 1
         answer = outcome.answer
@@ -283,7 +283,7 @@ class Totals:
         self.transforms.update(dict.fromkeys(answer.transforms))
 
 
-class Report:
+class RunReport:
     """Collects outcomes until `finish`. Of frames, counted by ``tally``, it keeps the last `KEPT`."""
 
     def __init__(
@@ -294,15 +294,15 @@ class Report:
         codec: str,
         device: str,
         witness: float = 0.0,
-        tally: Tally | None = None,
-        pace: Pace | None = None,
+        tally: SourceTally | None = None,
+        pace: RunRate | None = None,
     ) -> None:
         self._about = {"model": model, "server": server, "split": split, "codec": codec, "device": device}
         self._tally = tally
-        self._outcomes: deque[Outcome] = deque(maxlen=None if tally is None else KEPT)
-        self._differing: list[Outcome] = []  # no longer kept, and different from the whole model's
+        self._outcomes: deque[InputOutcome] = deque(maxlen=None if tally is None else KEPT)
+        self._differing: list[InputOutcome] = []  # no longer kept, and different from the whole model's
         self._totals = Totals()
-        self._pace = pace or Pace()
+        self._pace = pace or RunRate()
         self._began = time.perf_counter()
         self._seconds = 0.0
         self._witness = witness
@@ -315,7 +315,7 @@ class Report:
         self._before: list[dict[str, Any]] = []  # outcomes of an earlier run, from its journal
 
     def resume(self, outcomes: list[dict[str, Any]]) -> None:
-        """Add outcomes reported by an earlier run, as `Outcome.as_dict` returned them. Times cover only this run."""
+        """Add outcomes of an earlier run, as `InputOutcome.as_dict` returned them. Times cover only this run."""
         self._before = outcomes
 
     def start(self) -> None:
@@ -323,14 +323,14 @@ class Report:
         self._began = time.perf_counter()
         self._pace.start()
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: InputOutcome) -> None:
         """Add the next input's outcome, in the order of the inputs."""
         if len(self._outcomes) == self._outcomes.maxlen and (old := self._outcomes[0]).answer is not None:
             self._differing += [old] * _differing([old.answer])
         self._outcomes.append(outcome)
         self._totals.add(outcome, self._pace)
 
-    def line(self, outcome: Outcome, width: int) -> str:
+    def line(self, outcome: InputOutcome, width: int) -> str:
         """Format an added outcome, with its cut if it differs from the first input's, and a witness's result."""
         note = "" if outcome.cut == next(iter(self._totals.cuts)) else f"  cut {outcome.cut}"
         if outcome.answer is not None and _differing([outcome.answer]):
@@ -341,7 +341,7 @@ class Report:
         """Record a connection failure, and all ``items`` without an outcome."""
         self.gave_up = True
         for item in items:
-            self.add(Outcome(item, error=error))
+            self.add(InputOutcome(item, error=error))
 
     def finish(self, refused: Mapping[str, str] | None = None, unlike: Sequence[str] = ()) -> None:
         """Stop the clock. ``refused``: cuts disabled by witnesses, and why; ``unlike``: see there."""

@@ -16,10 +16,10 @@ from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import common
 from edge_client.commands.common import Looking, check_json_target, credentials_of, needed, running, say, write_json
-from edge_client.commands.feed import Feed, Named, Pace, choice_of, cut_for, feed_of, first_readable
+from edge_client.commands.feed import Feed, Named, RunRate, choice_of, cut_for, feed_of, first_readable
 from edge_client.commands.hooks import as_dicts, configured
-from edge_client.commands.report import Outcome, Report, check_witness
-from edge_client.commands.run_files import Kept, RunJournal
+from edge_client.commands.report import InputOutcome, RunReport, check_witness
+from edge_client.commands.run_files import KeptFiles, RunJournal
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.screen import milliseconds, one_line, printable, progress
 from edge_client.transport import ConnectionOptions, now_ns
@@ -106,7 +106,7 @@ def _run(
     spec = choice.spec()
     lifecycle = configured(options.config, options.log_level, options.log_format)
     maps = None if options.heat_maps is None else _heat_maps(options.heat_maps, options.observers)
-    kept = None if options.output is None else Kept(options.output, spec)
+    kept = None if options.output is None else KeptFiles(options.output, spec)
     chain = server.split(",") if server is not None and "," in server else None
     client = EdgeClient(
         chain or server,
@@ -154,7 +154,7 @@ def _run(
             feed.items, before = journal.left(feed.items)
         tally = feed.tally if feed.items is None else None
         about = (spec.model_id, server, options.split, options.codec, str(client.device), options.witness)
-        report = Report(*about, tally, Pace(options.in_flight, options.warmup))
+        report = RunReport(*about, tally, RunRate(options.in_flight, options.warmup))
         if before:
             report.resume(before)
             say(f"{len(before)} inputs are in {options.journal} already")
@@ -241,9 +241,9 @@ def _send(
     client: EdgeClient | AutoClient,
     spec: ModelSpec,
     feed: Feed,
-    report: Report,
+    report: RunReport,
     maps: HeatMaps | None,
-    kept: Kept | None,
+    kept: KeptFiles | None,
     journal: RunJournal | None,
     manager: ServiceManager,
     *,
@@ -306,15 +306,15 @@ def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:
     return HeatMaps(folder)
 
 
-def _outcome(spec: ModelSpec, item: Named, answer: Answer | Failure) -> Outcome:
+def _outcome(spec: ModelSpec, item: Named, answer: Answer | Failure) -> InputOutcome:
     if isinstance(answer, Failure):
-        return Outcome(item, error=answer.error)
+        return InputOutcome(item, error=answer.error)
     try:
         predictions = spec.postprocess(answer.output)
     except IsthmusError as error:
-        return Outcome(item, error=error)
+        return InputOutcome(item, error=error)
     spent = now_ns() - answer.finished_ns
-    return Outcome(
+    return InputOutcome(
         item,
         predictions,
         replace(answer, output=None),  # it may be large, and is not shown

@@ -113,7 +113,7 @@ INLINE: Final = 64
 """Values of a tensor written as text; larger ones go into safetensors."""
 
 
-class Kept:
+class KeptFiles:
     """Writes to a folder, which is created; raises SpecError if that fails. A full disk does not end the run; it is
     reported at the end.
     """

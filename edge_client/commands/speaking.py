@@ -25,7 +25,7 @@ from edge_client.commands.feed import choice_of
 from edge_client.commands.hooks import configured
 from edge_client.core import ClientCore
 from edge_client.generation import Conversation, SplitGenerator, Summary, TextStream, Words
-from edge_client.generation.drafting import Assistant, Constant, Drafting, FirstLayers, Lookup, Measured, Source
+from edge_client.generation.drafting import Assistant, Constant, Drafting, DraftSource, FirstLayers, Lookup, Measured
 from edge_client.model_choice import ModelChoice
 from edge_client.screen import one_line, printable, table
 from edge_client.transport import ConnectionOptions
@@ -98,7 +98,7 @@ def how(options: argparse.Namespace) -> dict[str, Any]:
 MOST_DRAFTED: Final = 32
 
 
-def drafts(options: argparse.Namespace, client: ClientCore) -> tuple[Source | None, int]:
+def drafts(options: argparse.Namespace, client: ClientCore) -> tuple[DraftSource | None, int]:
     """Return the source of drafts, and their maximum length. Raises SpecError for two sources, and another
     vocabulary.
     """

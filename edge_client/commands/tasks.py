@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from edge_client.tasks.plan_generation import PlannedGeneration
     from edge_client.tasks.sweep import Swept
     from edge_client.tasks.verify import Verified
-    from edge_client.user_input import Loaded
-    from edge_client.witness import Comparison
+    from edge_client.user_input import LoadedModel
+    from edge_client.witness import WitnessComparison
     from shared_hooks import LayerInfo
 
 NARROWEST: Final = 40
@@ -312,7 +312,7 @@ def layers(options: argparse.Namespace) -> int:
     return common.OK
 
 
-def _explained(loaded: Loaded, cut: str, everything: bool) -> tuple[dict[str, Any], str, int]:
+def _explained(loaded: LoadedModel, cut: str, everything: bool) -> tuple[dict[str, Any], str, int]:
     """Explain ``cut``, as JSON data and as text, with the exit status; for a refused one its neighbours."""
     with loaded.wrapped as wrapped:
         known_layers = wrapped.layers
@@ -402,7 +402,7 @@ def _lines(found: Verified) -> Iterator[str]:
     yield "ok" if found.ok else "NOT OK"
 
 
-def _apart(found: Comparison | None) -> str:
+def _apart(found: WitnessComparison | None) -> str:
     return "nothing" if found is None or found.bits else f"{found.largest:.2g} of the output's scale"
 
 

@@ -24,13 +24,13 @@ from shared_hooks.modules import attach, put_replacement, running
 __all__ = [
     "Assistant",
     "Constant",
+    "DraftSource",
     "Drafting",
     "EarlyExit",
     "FirstLayers",
     "Lookup",
     "Measured",
     "Pace",
-    "Source",
     "Worth",
 ]
 
@@ -163,7 +163,7 @@ def _nothing(tokens: int) -> None:
     """Does nothing, in place of ``crop``."""
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """A source of drafts."""
 
     def ready(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
@@ -183,11 +183,11 @@ class Lookup:
 
     @contextmanager
     def ready(self, model: nn.Module) -> Iterator[dict[str, Any]]:
-        """As `Source` says."""
+        """As `DraftSource` says."""
         yield {"prompt_lookup_num_tokens": 1, "max_matching_ngram_size": self.ngram}
 
     def set_length(self, candidates: Any, tokens: int) -> None:
-        """As `Source` says."""
+        """As `DraftSource` says."""
         candidates.num_output_tokens = tokens
 
 
@@ -199,11 +199,11 @@ class Assistant:
 
     @contextmanager
     def ready(self, model: nn.Module) -> Iterator[dict[str, Any]]:
-        """As `Source` says."""
+        """As `DraftSource` says."""
         yield {"assistant_model": self.model}
 
     def set_length(self, candidates: Any, tokens: int) -> None:
-        """As `Source` says."""
+        """As `DraftSource` says."""
         candidates.num_assistant_tokens = tokens
 
 
@@ -217,12 +217,12 @@ class FirstLayers:
 
     @contextmanager
     def ready(self, model: nn.Module) -> Iterator[dict[str, Any]]:
-        """As `Source` says. Raises as `EarlyExit` does."""
+        """As `DraftSource` says. Raises as `EarlyExit` does."""
         with EarlyExit(model, self.last) as early:
             yield {"assistant_model": early.twin}
 
     def set_length(self, candidates: Any, tokens: int) -> None:
-        """As `Source` says."""
+        """As `DraftSource` says."""
         candidates.num_assistant_tokens = tokens
 
 
@@ -264,7 +264,7 @@ class Pace(Protocol):
 
 
 @dataclass
-class Tally:
+class DraftTally:
     """Counts drafts over all steps."""
 
     steps: int = 0
@@ -435,7 +435,7 @@ class Drafting:
     def __init__(
         self,
         model: nn.Module,
-        source: Source,
+        source: DraftSource,
         *,
         pace: Pace | None = None,
         ahead: bool | Worth = True,
@@ -444,7 +444,7 @@ class Drafting:
         if not all(hasattr(type(model), name) for name in _HOOKED):
             raise InputMismatch(f"{type(model).__name__} has no generate() of transformers that takes drafts")
         self.pace: Pace = Measured() if pace is None else pace
-        self.tally = Tally()
+        self.tally = DraftTally()
         self._model = model
         self._source = source
         self._clock = clock
@@ -591,7 +591,13 @@ class _Candidates:
     requires_model_outputs = False
 
     def __init__(
-        self, candidates: Any, source: Source, pace: Pace, tally: Tally, worth: Worth, clock: Callable[[], float]
+        self,
+        candidates: Any,
+        source: DraftSource,
+        pace: Pace,
+        tally: DraftTally,
+        worth: Worth,
+        clock: Callable[[], float],
     ) -> None:
         self._worth = worth
         self._with_others = False

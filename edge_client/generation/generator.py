@@ -19,9 +19,9 @@ from edge_client.generation.summary import Clock, Summary, criteria_with, prompt
 from edge_client.user_text import AUTO, WORDS
 from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLayer, near
 from shared_hooks.generation import EdgeLink, SplitForward, StepRecord
-from shared_hooks.generation.cut import Cut, check_order
+from shared_hooks.generation.cut import GenerationCut, check_order
 from shared_hooks.generation.results import Answer
-from shared_hooks.generation.split import HISTORY_BYTES, Heads
+from shared_hooks.generation.split import HISTORY_BYTES, HeadRunner
 from shared_hooks.modules import GROUP, call_parts, groups_of, weights_hash
 from shared_hooks.showing import summary_of
 
@@ -67,7 +67,7 @@ def check_cuts(model: nn.Module, cut: object, servers: int) -> tuple[str, ...]:
         number = f"{servers} servers" if servers > 1 else "one server"
         raise SpecError(f"cut={cut!r:.200}: {len(cuts)} for {number}: a chain has one for each, where its part begins")
     checked = tuple(check_cut(model, one) for one in cuts)
-    for first, second in itertools.pairwise(Cut.of(model, one) for one in checked if len(checked) > 1):
+    for first, second in itertools.pairwise(GenerationCut.of(model, one) for one in checked if len(checked) > 1):
         check_order(first, second)
     return checked
 
@@ -151,7 +151,7 @@ class SplitGenerator:
         exact: bool = True,
         codec: str | None = None,
         link: EdgeLink | None = None,
-        heads: Heads | None = None,
+        heads: HeadRunner | None = None,
     ) -> None:
         self.client = client
         self.model: Any = _model_of(client, model)

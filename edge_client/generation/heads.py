@@ -106,7 +106,7 @@ class SharedHeads:
 
 
 class TextHeads:
-    """The heads of one generation: a `shared_hooks.generation.split.Heads`."""
+    """The heads of one generation: a `shared_hooks.generation.split.HeadRunner`."""
 
     def __init__(self, shared: SharedHeads, link: SessionLink) -> None:
         self._shared = shared

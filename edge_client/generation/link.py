@@ -11,12 +11,12 @@ import torch
 
 from edge_client.answer import Answer
 from edge_client.core import ClientCore
-from edge_client.request.requests import BegunStep
+from edge_client.request.requests import SentStep
 from edge_client.transport import Stamps, State, Times, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError
 from shared_hooks.generation import StepReply
-from shared_hooks.generation.edge_session import Pending
+from shared_hooks.generation.edge_session import PendingStep
 
 CLOSE_SECONDS: Final = 0.5
 """How long closing a session may take; otherwise the server closes it once it has been idle for long."""
@@ -85,7 +85,7 @@ class SessionLink:
 
     def begin(
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
-    ) -> Pending:
+    ) -> PendingStep:
         """As `step`, without waiting for the answer: see `shared_hooks.generation.EdgeLink`."""
         self._client.check_unchanged()
         return self._begun(session, number, split_pb2.Decoding(cut=self.cut, branch=branch), header, tensors)
@@ -103,7 +103,7 @@ class SessionLink:
         header: dict[str, Any],
         tensors: list[torch.Tensor],
         deadline: float | None = None,
-    ) -> BegunStep:
+    ) -> SentStep:
         pack = partial(wire.outgoing_step, session, number, decoding, header, tensors, self._route)
         until = self._client.until(self.deadline if deadline is None else deadline)
         step = self._client.requests.begin_step(pack, self.cut, Stamps(), until)

@@ -14,7 +14,7 @@ from edge_client.core import ClientCore
 from edge_client.generation.link import SessionLink
 from edge_client.generation.summary import Clock, criteria_with
 from edge_client.planning.generation import (
-    Measured,
+    MeasuredGeneration,
     StepSample,
     Workload,
     cloud_profile,
@@ -27,7 +27,14 @@ from edge_client.probing import probe
 from edge_client.screen import counted, progress
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.generation import EdgeLink, SplitForward
-from shared_hooks.profiling.decoding import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, DecodingProfile, Measurement, generated
+from shared_hooks.profiling.decoding import (
+    LEAST_ROUNDS,
+    LENGTHS,
+    NEW_TOKENS,
+    DecodingMeasurement,
+    DecodingProfile,
+    generated,
+)
 
 # A few real steps of a split generation, at the first and at the last cut: the server's time, and what crosses.
 
@@ -45,7 +52,7 @@ class StepSampler:
     def __init__(
         self,
         model: nn.Module,
-        measurement: Measurement,
+        measurement: DecodingMeasurement,
         link_at: Callable[[str], EdgeLink],
         answer: tuple[str, int] | None = None,
     ) -> None:
@@ -112,7 +119,7 @@ class _Ends(Clock):
 
 
 def survey_decoding(
-    measurement: Measurement,
+    measurement: DecodingMeasurement,
     sampler: StepSampler | None,
     seconds: float,
     on_progress: Callable[[str, float], None] | None = None,
@@ -149,7 +156,7 @@ def gather_generation(
     lengths: Sequence[int] = LENGTHS,
     least: int = LEAST_ROUNDS,
     show: bool = False,
-) -> Measured:
+) -> MeasuredGeneration:
     """Measure ``client``'s model and server for about ``seconds``: replies here and split after the first and last
     block, alternately, at least ``least`` rounds, to random prompts of these ``lengths`` and the workload's.
 
@@ -159,7 +166,7 @@ def gather_generation(
     if client.server is None:
         raise SpecError("a plan of a generation is measured with a server, and this client has none")
     own = client.wrapped.model if model is None else model
-    measurement = Measurement(own, client.model_id, "edge", lengths=sorted({*lengths, workload.prompt_tokens}))
+    measurement = DecodingMeasurement(own, client.model_id, "edge", lengths=sorted({*lengths, workload.prompt_tokens}))
     answer = workload.answer if workload.answer is not None and len(workload.answer) == 2 else None
     with progress("decoding", None, show) as advance:
         sampler = StepSampler(own, measurement, partial(SessionLink, client), answer)
@@ -181,7 +188,7 @@ def gather_generation(
         edge, samples, link, lambda tokens: Workload(answer=answer).answer_bytes(tokens, edge.words, edge.word_bytes)
     )
     cloud = cloud_profile(edge, samples, {"name": client.server})
-    return Measured(edge, head_profile(edge, samples), cloud, link, overhead, load)
+    return MeasuredGeneration(edge, head_profile(edge, samples), cloud, link, overhead, load)
 
 
 def best_generation_cut(

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge_client.user_input import Loaded, NamedInput
+from edge_client.user_input import LoadedModel, NamedInput
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import Grain
 from shared_hooks.crossing import Crossing, EarlyOutput
@@ -83,7 +83,7 @@ class Examples:
 
 
 def examples_of(
-    loaded: Loaded,
+    loaded: LoadedModel,
     cut: str,
     items: Sequence[NamedInput],
     on_input: Callable[[], None] = lambda: None,

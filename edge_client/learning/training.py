@@ -37,7 +37,7 @@ _FEATURES: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Terms:
+class TrainingTerms:
     """How an encoder is trained."""
 
     epochs: int = 60
@@ -154,7 +154,7 @@ class Trained:
 class Trainer:
     """Trains one net for each piece of ``examples`` that has a design, jointly."""
 
-    def __init__(self, examples: Examples, designs: Sequence[Design | None], terms: Terms) -> None:
+    def __init__(self, examples: Examples, designs: Sequence[Design | None], terms: TrainingTerms) -> None:
         self._examples, self._terms = examples, terms
         with devices.forked(seed=terms.seed):
             self._nets = [None if one is None else Bottleneck(one) for one in designs]

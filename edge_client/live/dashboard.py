@@ -207,7 +207,7 @@ LAG_NS: Final = 300_000_000
 """The delay of a sample, so that slow meters have readings on both sides of it; otherwise it is an estimate."""
 
 
-class Machine:
+class MachineFigures:
     """This machine's figures. ``gpu``: the one that the model runs on, None: the processor."""
 
     def __init__(self, gpu: Gpu | None = None) -> None:
@@ -371,7 +371,7 @@ class Dashboard:
         self._aside: Aside[Callable[[], None]] = Aside("dashboard", lambda job: job())
         self._chooser: AutoClient | None = None
         self._link: LinkWatch | None = None
-        self._machine = Machine(gpu_of(self._client.device) if self._client else None)
+        self._machine = MachineFigures(gpu_of(self._client.device) if self._client else None)
         self._hooks: Telling | None = None
         if self._client is not None:
             credentials = self._client.connection.credentials

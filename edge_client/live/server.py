@@ -52,7 +52,7 @@ HEADERS: Final = {
 }
 
 
-class Application:
+class DashboardApplication:
     """The ASGI application of the page. ``host``: the address listened on. `end` ends the streams."""
 
     def __init__(self, board: Board, host: str) -> None:
@@ -203,10 +203,10 @@ class PageServer(WebServer):
     """The dashboard's web server. Arguments and errors: `WebServer`."""
 
     def __init__(self, board: Board, listen: str) -> None:
-        self.application: Application
+        self.application: DashboardApplication
 
         def made(host: str) -> ASGIApp:
-            self.application = Application(board, host)
+            self.application = DashboardApplication(board, host)
             return self.application
 
         super().__init__(made, listen, "dashboard")

@@ -16,12 +16,12 @@ from typing import Any, Final
 from edge_client.call import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate, Constraints, Decision, Objective, decide
-from edge_client.planning.predict import Power
+from edge_client.planning.predict import GivenPower
 from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.profiling import decoding
-from shared_hooks.profiling.decoding import DecodingProfile, Line, Part
+from shared_hooks.profiling.decoding import DecoderPart, DecodingProfile, LineFit
 from shared_hooks.profiling.profile import Fields
 from shared_hooks.showing import short
 
@@ -53,10 +53,10 @@ class Overhead:
     """
 
     network_ns: float = 0.0
-    step_up: Line = field(default_factory=lambda: Line(HEADER_BYTES))
-    prefill_up: Line = field(default_factory=lambda: Line(HEADER_BYTES))
-    step_down: Line = field(default_factory=lambda: Line(HEADER_BYTES))
-    prefill_down: Line = field(default_factory=lambda: Line(HEADER_BYTES))
+    step_up: LineFit = field(default_factory=lambda: LineFit(HEADER_BYTES))
+    prefill_up: LineFit = field(default_factory=lambda: LineFit(HEADER_BYTES))
+    step_down: LineFit = field(default_factory=lambda: LineFit(HEADER_BYTES))
+    prefill_down: LineFit = field(default_factory=lambda: LineFit(HEADER_BYTES))
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON data."""
@@ -80,7 +80,7 @@ PLACE_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
-class Drafting:
+class PredictedDrafting:
     """``tokens`` are guessed on the edge before each round trip, in ``token_ns`` each (0: looked up in the text), and
     each is right with probability ``acceptance`` if those before it are.
     """
@@ -111,7 +111,7 @@ class Workload:
     prompt_tokens: int = 128
     new_tokens: int = 128
     answer: tuple[str] | tuple[str, int] | None = None
-    drafting: Drafting = field(default_factory=Drafting)
+    drafting: PredictedDrafting = field(default_factory=PredictedDrafting)
 
     def __post_init__(self) -> None:
         for name, tokens in (("prompt", self.prompt_tokens), ("reply", self.new_tokens)):
@@ -150,7 +150,7 @@ class Workload:
 
 @short
 @dataclass(frozen=True)
-class Moving:
+class SessionMove:
     """The bytes and ns of either way to move a session. ``gain_ns``: how much faster a token is at the new cut;
     negative: slower.
     """
@@ -181,20 +181,20 @@ class Moving:
 
 def moving(
     edge: DecodingProfile, cloud: DecodingProfile, link: Link, old: int, new: int, tokens: int, gain_ns: float
-) -> Moving:
+) -> SessionMove:
     """Moving a session with so many tokens from the cut after block number ``old`` to that after ``new``.
 
     ``gain_ns``: the time of a token at the old cut less that at the new one.
     """
     first, last = sorted((old, new))
-    between: list[Part] = list(edge.blocks[first + 1 : last + 1])
+    between: list[DecoderPart] = list(edge.blocks[first + 1 : last + 1])
     carried = sum(block.state_bytes.at(tokens) for block in between)
     up = new < old
     carry = link.network_ns(carried if up else HEADER_BYTES, HEADER_BYTES if up else carried)
     replayed = float(tokens * edge.blocks[new].hidden_bytes + HEADER_BYTES)
     head, tail = (edge.before, *edge.blocks[: new + 1]), (*cloud.blocks[new + 1 :], cloud.after)
     again = sum(part.prefill.at(tokens) for part in (*head, *tail))
-    return Moving(carried, carry, replayed, link.network_ns(replayed, HEADER_BYTES) + again, gain_ns)
+    return SessionMove(carried, carry, replayed, link.network_ns(replayed, HEADER_BYTES) + again, gain_ns)
 
 
 GOALS = ("token", "first-token", "reply")
@@ -243,7 +243,7 @@ def predict_generation(
     head: DecodingProfile | None = None,
     overhead: Overhead | None = None,
     load: Load | None = None,
-    power: Power | None = None,
+    power: GivenPower | None = None,
     edge_factor: float = 1.0,
     server_factor: float = 1.0,
 ) -> list[GenerationCandidate]:
@@ -285,7 +285,7 @@ class _Ways:
     workload: Workload
     overhead: Overhead
     load: Load
-    power: Power | None
+    power: GivenPower | None
 
     def cut(self, at: int) -> GenerationCandidate:
         head = (self.edge.before, *self.edge.blocks[: at + 1])
@@ -306,14 +306,14 @@ class _Ways:
             cloud=(sum(part.weights_bytes for part in tail), _state(tail, self.workload)),
         )
 
-    def _first(self, head: Sequence[Part], tail: Sequence[Part], hidden: int) -> _Round:
+    def _first(self, head: Sequence[DecoderPart], tail: Sequence[DecoderPart], hidden: int) -> _Round:
         tokens = self.workload.prompt_tokens
         up = tokens * hidden + self.overhead.prefill_up.at(tokens)
         down = self._logits(1) + self.overhead.prefill_down.at(tokens)
         here = sum(part.prefill.at(tokens) for part in head)
         return self._stages(here, up, down, sum(part.prefill.at(tokens) for part in tail))
 
-    def _round(self, head: Sequence[Part], tail: Sequence[Part], hidden: int) -> _Round:
+    def _round(self, head: Sequence[DecoderPart], tail: Sequence[DecoderPart], hidden: int) -> _Round:
         drafting, before = self.workload.drafting, self.workload.middle
         tokens = drafting.tokens + 1
         up = tokens * hidden + self.overhead.step_up.at(before)
@@ -348,7 +348,7 @@ class _Round:
         return _Round(stages, self.up + other.up, self.down + other.down)
 
 
-def _alone(edge: DecodingProfile, workload: Workload, power: Power | None) -> GenerationCandidate:
+def _alone(edge: DecodingProfile, workload: Workload, power: GivenPower | None) -> GenerationCandidate:
     drafting = workload.drafting
     first = _Round({"edge": sum(part.prefill.at(workload.prompt_tokens) for part in edge.parts)}, 0, 0)
     step = sum(part.chunk_ns(drafting.tokens + 1, workload.middle) for part in edge.parts)
@@ -373,7 +373,7 @@ def _candidate(
     one: _Round,
     *,
     memory: Reading,
-    power: Power | None,
+    power: GivenPower | None,
     edge: tuple[int, float],
     cloud: tuple[int, float],
 ) -> GenerationCandidate:
@@ -395,16 +395,16 @@ def _candidate(
     return GenerationCandidate(made(first), made(token), made(reply), per_round, *edge, *cloud)
 
 
-def _state(parts: Sequence[Part], workload: Workload) -> float:
+def _state(parts: Sequence[DecoderPart], workload: Workload) -> float:
     return sum(part.state_bytes.at(workload.last) for part in parts)
 
 
-def _memory(parts: Sequence[Part], workload: Workload) -> Reading:
+def _memory(parts: Sequence[DecoderPart], workload: Workload) -> Reading:
     total = sum(part.weights_bytes for part in parts) + _state(parts, workload)
     return Reading.estimated(float(total), "weights that are used here, and what is kept at the end of the reply")
 
 
-def _energy(what: _Round, power: Power | None) -> Reading:
+def _energy(what: _Round, power: GivenPower | None) -> Reading:
     if power is None:
         return Reading.unavailable("steps are too short for a meter")
     work = what.stages["edge"]
@@ -468,7 +468,7 @@ def cloud_profile(edge: DecodingProfile, samples: Sequence[StepSample], machine:
         edge,
         side="cloud",
         machine=machine,
-        before=Part(edge.before.name, Line(), Line()),
+        before=DecoderPart(edge.before.name, LineFit(), LineFit()),
         blocks=_shared(edge, steps.more, prompts.more, samples),
         after=replace(edge.after, step=steps.least, prefill=prompts.least),
         note=NOTE,
@@ -514,8 +514,8 @@ def overhead_of(
 class _Ends:
     """One side's time by tokens: at the cut where that is least, and how much more at the other."""
 
-    least: Line
-    more: Line
+    least: LineFit
+    more: LineFit
 
     @classmethod
     def of(
@@ -529,10 +529,12 @@ class _Ends:
         if not both:
             raise ValueError("no steps at both cuts")
         more = [(tokens, max(0.0, middle[second, tokens] - middle[first, tokens])) for tokens in both]
-        return cls(Line.fit([(tokens, middle[first, tokens]) for tokens in both]), Line.fit(more))
+        return cls(LineFit.fit([(tokens, middle[first, tokens]) for tokens in both]), LineFit.fit(more))
 
 
-def _shared(edge: DecodingProfile, steps: Line, prompts: Line, samples: Sequence[StepSample]) -> tuple[Part, ...]:
+def _shared(
+    edge: DecodingProfile, steps: LineFit, prompts: LineFit, samples: Sequence[StepSample]
+) -> tuple[DecoderPart, ...]:
     """Return each block's part of the time of all blocks but the first, scaled for the first."""
     at = statistics.median(one.tokens for one in samples)
     of_steps, of_prompts = _shares(edge, lambda part: part.step.at(at)), _shares(edge, lambda part: part.prefill.at(at))
@@ -542,15 +544,15 @@ def _shared(edge: DecodingProfile, steps: Line, prompts: Line, samples: Sequence
     )
 
 
-def _shares(edge: DecodingProfile, cost: Callable[[Part], float]) -> list[float]:
+def _shares(edge: DecodingProfile, cost: Callable[[DecoderPart], float]) -> list[float]:
     """Return each block's share; those of all but the first add up to 1."""
     costs = [cost(block) for block in edge.blocks]
     total = sum(costs[1:])
     return [one / total if total else 1 / max(1, len(costs) - 1) for one in costs]
 
 
-def _rest(samples: Sequence[StepSample], beside: Callable[[StepSample], float]) -> Line:
-    return Line.fit([(one.tokens, max(0.0, beside(one))) for one in samples]) if samples else Line()
+def _rest(samples: Sequence[StepSample], beside: Callable[[StepSample], float]) -> LineFit:
+    return LineFit.fit([(one.tokens, max(0.0, beside(one))) for one in samples]) if samples else LineFit()
 
 
 KEY: Final = "measured"
@@ -560,7 +562,7 @@ _LINES: Final = ("step_up", "prefill_up", "step_down", "prefill_down")
 
 @short
 @dataclass(frozen=True)
-class Measured:
+class MeasuredGeneration:
     """Both sides' profiles, the link, and the overhead of real steps."""
 
     edge: DecodingProfile
@@ -579,7 +581,7 @@ class Measured:
         edge_factor: float = 1.0,
         server_factor: float = 1.0,
         *,
-        power: Power | None = None,
+        power: GivenPower | None = None,
     ) -> list[GenerationCandidate]:
         """Return the predictions for it (`predict_generation`), possibly on another ``link``, or with either side's
         times multiplied.
@@ -609,7 +611,7 @@ class Measured:
         }
 
 
-def read_measured(path: str | Path) -> Measured:
+def read_measured(path: str | Path) -> MeasuredGeneration:
     """Read a plan's JSON. Raises SpecError that names the place."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -620,14 +622,14 @@ def read_measured(path: str | Path) -> Measured:
     top = Fields(data, str(path)).inner(KEY)
     link, overhead, load = top.inner("link"), top.inner("overhead"), top.inner("load")
     lines = [overhead.inner(f"{name}_bytes") for name in _LINES]
-    return Measured(
+    return MeasuredGeneration(
         decoding.from_json(top.need("edge"), f"{top.place}.edge"),
         decoding.from_json(top.need("head"), f"{top.place}.head"),
         decoding.from_json(top.need("cloud"), f"{top.place}.cloud"),
         Link(_curve(link, "up_points"), _curve(link, "down_points"), f"{link.text('source')}, kept in a file"),
         Overhead(
             overhead.number("network_ns", decoding.LEAST),
-            *(Line(one.number("fixed"), one.number("per_token")) for one in lines),
+            *(LineFit(one.number("fixed"), one.number("per_token")) for one in lines),
         ),
         Load(load.whole("pending"), load.whole("workers"), load.number("queue_ns")),
     )

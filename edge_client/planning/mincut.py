@@ -31,7 +31,7 @@ INPUTS: Final = -1
 
 
 @dataclass
-class Node:
+class CutNode:
     """A layer call, or an operation outside of layers. ``needs``: numbers of nodes that must run before it on its own
     side or earlier; ``after``: of nodes that must be on the edge if it is, because it writes to what they read.
     """
@@ -44,7 +44,7 @@ class Node:
 
 
 @dataclass
-class Tensor:
+class CutTensor:
     """Memory that several nodes share. ``ns``: its time on the link, ``nbytes``: raw; ``made``: numbers of the nodes
     that create or write it, `INPUTS` for an input; ``read``: of those that read it.
     """
@@ -57,11 +57,11 @@ class Tensor:
 
 @short
 @dataclass(frozen=True)
-class Graph:
+class CutGraph:
     """Nodes in the order in which they run, and tensors. ``ends``: nodes that contribute to the model's output."""
 
-    nodes: Sequence[Node]
-    tensors: Sequence[Tensor]
+    nodes: Sequence[CutNode]
+    tensors: Sequence[CutTensor]
 
     def closed(self, own: Iterable[int]) -> set[int]:
         """These nodes and everything that they need."""
@@ -112,7 +112,7 @@ class _Builder:
 
     def __init__(self, plan: Plan, times: Callable[[int | None], tuple[float, float]]) -> None:
         self.plan, self.times = plan, times
-        self.nodes: list[Node] = []
+        self.nodes: list[CutNode] = []
         self.begins: list[int] = []
         """When each node first runs (a seq)."""
         self.calls: list[ModuleCall | None] = []
@@ -146,7 +146,7 @@ class _Builder:
         number = len(self.nodes)
         edge_ns, cloud_ns = self.times(None if layer is None else layer.layer_id)
         inside = op.name if call.path == ROOT else f"{call.name}.{op.name}"
-        self.nodes.append(Node(inside if layer is None else layer.name, edge_ns, cloud_ns))
+        self.nodes.append(CutNode(inside if layer is None else layer.name, edge_ns, cloud_ns))
         self.calls.append(call if layer is None else layer)
         self.begins.append(op.seq)
         if layer is not None:
@@ -196,9 +196,9 @@ class _Builder:
                 elif not after:
                     self.nodes[number].edge_ns = math.inf
 
-    def tensors(self, ns: Callable[[float], float]) -> list[Tensor]:
+    def tensors(self, ns: Callable[[float], float]) -> list[CutTensor]:
         return [
-            Tensor(
+            CutTensor(
                 ns(nbytes := live.sent * storage.itemsize), set(self.writers[storage]), self.readers[storage], nbytes
             )
             for storage, live in self.live.items()
@@ -219,7 +219,7 @@ class Best:
     reason: str = ""
     is_plain: bool = False
     """Whether a single cut is the same."""
-    graph: Graph = field(default_factory=lambda: Graph((), ()), repr=False)
+    graph: CutGraph = field(default_factory=lambda: CutGraph((), ()), repr=False)
     own: frozenset[int] = frozenset()
     """Numbers of the graph's nodes that run on the edge."""
 
@@ -257,7 +257,7 @@ def best_set(
         return None
     builder.fold()
     fixed = link.up.ns(0)
-    graph = Graph(builder.nodes, builder.tensors(lambda nbytes: link.up.ns(nbytes) - fixed))
+    graph = CutGraph(builder.nodes, builder.tensors(lambda nbytes: link.up.ns(nbytes) - fixed))
     names = names_of(builder, graph, graph.least())
     own = graph.closed(number for number, call in enumerate(builder.calls) if _in(call, names))
     found: tuple[str, ...] = tuple(call.name for call in names)
@@ -283,7 +283,7 @@ def best_set(
     return Best(found, latency(own, nbytes) + more, nbytes, here, reason, is_plain, graph, frozenset(own))
 
 
-def names_of(builder: _Builder, graph: Graph, own: set[int]) -> list[ModuleCall]:
+def names_of(builder: _Builder, graph: CutGraph, own: set[int]) -> list[ModuleCall]:
     """Return the fewest calls that contain exactly these nodes: blocks and layers, without those that others need
     anyway. Operations at the border that no call contains stay with the server.
     """

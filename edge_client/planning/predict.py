@@ -35,7 +35,7 @@ a machine that drifts.
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RequestSample:
     """Real requests of a candidate, in one batch: the prediction without correction, and the measured median, in
     nanoseconds.
     """
@@ -56,13 +56,13 @@ class Correction:
     stage of every networked candidate; ``alone_ns``: what edge-only lacked, added to it. Either may be negative.
     """
 
-    samples: tuple[Sample, ...]
+    samples: tuple[RequestSample, ...]
     """One for each cut that was measured."""
     overhead_ns: float
     alone_ns: float = 0.0
 
     @classmethod
-    def fit(cls, samples: Sequence[Sample], alone: Sequence[Sample] = ()) -> Correction:
+    def fit(cls, samples: Sequence[RequestSample], alone: Sequence[RequestSample] = ()) -> Correction:
         """Fit a correction. Raises ValueError for no samples."""
         if not samples:
             raise ValueError("no requests to correct by")
@@ -107,7 +107,7 @@ candidate cannot be ranked.
 
 
 @dataclass(frozen=True)
-class Power:
+class GivenPower:
     """Watts of this machine as given by the user: active, and idle."""
 
     active: float
@@ -118,13 +118,13 @@ class Power:
             raise SpecError(f"power: active {self.active} W, idle {self.idle} W: expected 0 <= idle <= active")
 
 
-def watts_of(power: tuple[float, float] | None) -> Power | None:
+def watts_of(power: tuple[float, float] | None) -> GivenPower | None:
     """Return this machine's watts; None if not given. Raises SpecError for invalid ones."""
     if power is None:
         return None
     if not isinstance(power, (tuple, list)) or len(power) != 2:
         raise SpecError(f"power: expected watts of this machine at work and idle, such as (6, 2), found {power!r}")
-    return Power(*power)
+    return GivenPower(*power)
 
 
 def predict(
@@ -136,7 +136,7 @@ def predict(
     file: FileInput | None = None,
     file_crosses: bool = True,
     correction: Correction | None = None,
-    power: Power | None = None,
+    power: GivenPower | None = None,
     edge_factor: float = 1.0,
     server_factor: float = 1.0,
     only: Collection[str] | None = None,
@@ -226,7 +226,7 @@ class _Edge:
     profile: Profile
     file: FileInput | None
     factor: float
-    power: Power | None
+    power: GivenPower | None
     correction: Correction | None
 
     @property

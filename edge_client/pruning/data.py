@@ -189,7 +189,7 @@ RANDOM = "random"
 
 
 @dataclass(frozen=True)
-class Row:
+class MaskRow:
     """One evaluated mask. ``seed`` is for the random control, for which ``calibration`` is None."""
 
     scoring: str
@@ -208,7 +208,7 @@ class Trial:
     captured: Captured
     module: str
     whole: Judged
-    rows: tuple[Row, ...]
+    rows: tuple[MaskRow, ...]
     unavailable: Mapping[str, str]
     """Scorings that do not apply, and why."""
 
@@ -222,7 +222,7 @@ class Trial:
         """The numbers of channels tried, ascending."""
         return sorted({row.keep for row in self.rows})
 
-    def chosen(self, keep: int) -> Row | None:
+    def chosen(self, keep: int) -> MaskRow | None:
         """Return the best on the validation data, of equal ones the first; a random one only if there is no other."""
         rows = [row for row in self.rows if row.keep == keep]
         known = [row for row in rows if row.calibration is not None]
@@ -269,7 +269,7 @@ def try_all(
     labelled = by_class(calibration, whole_calibration)
     module, dim = place_of(model, layer, labelled[0])
     captured = capture(model, layer, labelled if places is None else places)
-    rows: list[Row] = []
+    rows: list[MaskRow] = []
     unavailable: dict[str, str] = {}
     numbers = keeps(captured.channels)
     _check_reached(model, Mask(module, dim, tuple(range(captured.channels)), (0.0,) * captured.channels), labelled[0])
@@ -292,7 +292,7 @@ def try_all(
                     own = judge(answers(spec, model, calibration), whole_calibration, calibration)
             finally:
                 unmasked(model)
-            rows.append(Row(name, seed, keep, judged, own, mask))
+            rows.append(MaskRow(name, seed, keep, judged, own, mask))
             done += 1
             on_step(done, len(plans) * len(numbers))
     return Trial(captured, module, judge(whole, whole, data), tuple(rows), unavailable)

@@ -33,7 +33,7 @@ WARMUP = 3
 
 
 @dataclass(frozen=True)
-class Way:
+class ServedWay:
     """One model to serve: the whole one, a mask, or a smaller one; ``split`` is its cut."""
 
     kind: str
@@ -51,7 +51,7 @@ class Way:
 class Served:
     """Medians over the requests of one way."""
 
-    way: Way
+    way: ServedWay
     frontier_bytes: int
     """Bytes of the tensors that cross."""
     bytes_up: int
@@ -79,7 +79,7 @@ class Served:
         }
 
 
-def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[NamedInput], choice: ModelChoice) -> list[Served]:
+def serve(spec: ModelSpec, ways: Sequence[ServedWay], items: Sequence[NamedInput], choice: ModelChoice) -> list[Served]:
     """Serve the ways in rounds, each once per round, so that none gains from warm-up.
 
     ``spec`` is that of ``choice``, which names the model by words.
@@ -127,7 +127,7 @@ def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[NamedInput], cho
         ]
 
 
-def _served(way: Way, client: EdgeClient, answers: Sequence[Any], exact: int, right: int | None) -> Served:
+def _served(way: ServedWay, client: EdgeClient, answers: Sequence[Any], exact: int, right: int | None) -> Served:
     layer = next(layer for layer in client.wrapped.cuts if way.split in (layer.name, str(layer.layer_id)))
     times = sorted(answer.measured_ns for answer in answers)
     first, _, third = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
@@ -174,7 +174,7 @@ class Smaller:
 
 @short
 @dataclass(frozen=True)
-class Report:
+class PruneReport:
     """All results. ``inputs``: number of files evaluated on; ``served`` is empty if nothing was served, ``files`` if
     nothing was written.
     """
@@ -256,7 +256,7 @@ TEMPLATE: Final = Path(__file__).parent / "page.html.j2"
 Points = Sequence[tuple[float, float]]
 
 
-def render(report: Report) -> str:
+def render(report: PruneReport) -> str:
     """Render a report's page (docs/pruning.md) as HTML."""
     contents = [("accuracy", report.metric)]
     contents += [("structural", "cut out of the model")] if report.smaller else []
@@ -290,7 +290,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def _cards(report: Report) -> list[dict[str, str]]:
+def _cards(report: PruneReport) -> list[dict[str, str]]:
     """Return the smallest numbers of channels that lose at most a point, the whole model, and whether answers are
     exact.
     """
@@ -321,13 +321,13 @@ def _cards(report: Report) -> list[dict[str, str]]:
     return cards
 
 
-def _card(title: str, keep: int, report: Report, scoring: str, value: float) -> dict[str, str]:
+def _card(title: str, keep: int, report: PruneReport, scoring: str, value: float) -> dict[str, str]:
     lost = 100 * (report.trial.whole.value - value)
     text = f"{report.metric} {_percent(value)}, {lost:.2f} points lost"
     return {"title": title, "figure": f"{keep} of {report.channels}", "name": scoring, "text": text}
 
 
-def _charts(report: Report) -> list[dict[str, Any]]:
+def _charts(report: PruneReport) -> list[dict[str, Any]]:
     """Return the charts for the page's script: lines as (channels, value)."""
     lines, seeds = _lines(report)
     metric = report.metric.capitalize()
@@ -358,7 +358,7 @@ def _drawn(
     }
 
 
-def accuracy_table(report: Report) -> tuple[list[str], list[list[str]]]:
+def accuracy_table(report: PruneReport) -> tuple[list[str], list[list[str]]]:
     """Return (headers, rows) in per cent: a row per scoring, a column per number of channels; random: mean (range)."""
     trial, rows = report.trial, []
     chosen = {keep: trial.chosen(keep) for keep in trial.keeps}
@@ -375,7 +375,7 @@ def accuracy_table(report: Report) -> tuple[list[str], list[list[str]]]:
     return ["scoring", *(f"{keep} of {report.channels}" for keep in chosen)], rows
 
 
-def structural_table(report: Report) -> tuple[list[str], list[list[str]]]:
+def structural_table(report: PruneReport) -> tuple[list[str], list[list[str]]]:
     """Return (headers, rows) of the smaller models."""
     rows = [
         [
@@ -407,12 +407,12 @@ def _served_row(one: Served) -> list[str]:
     ]
 
 
-def served_table(report: Report) -> tuple[list[str], list[list[str]]]:
+def served_table(report: PruneReport) -> tuple[list[str], list[list[str]]]:
     """Return (headers, rows) of the service's measurements."""
     return SERVED_HEADERS, [_served_row(one) for one in report.served]
 
 
-def _lines(report: Report) -> tuple[list[tuple[str, Points]], Points]:
+def _lines(report: PruneReport) -> tuple[list[tuple[str, Points]], Points]:
     """Return each scoring's line, random's mean last, in per cent; and the seeds of random as dots."""
     trial = report.trial
     lines: list[tuple[str, Points]] = []

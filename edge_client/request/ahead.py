@@ -35,7 +35,7 @@ MOST_ALONE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PackedFrame:
     """A packed frame: its number, and the digest of its cut."""
 
     number: int
@@ -54,7 +54,7 @@ class SentFrames:
         """The number of next frames that are sent without references."""
         self._pause = 0
 
-    def codecs(self, early: EarlyOutput) -> tuple[list[Codec], Frame]:
+    def codecs(self, early: EarlyOutput) -> tuple[list[Codec], PackedFrame]:
         """Return the codecs for the next frame, and its identity for `answered` and `lost`."""
         crossing = early.crossing
         with self._lock:
@@ -63,20 +63,20 @@ class SentFrames:
             if len(self._rings) > CUTS:
                 gone, _ = self._rings.popitem(last=False)
                 self._answered.pop(gone, None)
-            frame = Frame(next(self._numbers), crossing.digest)
+            frame = PackedFrame(next(self._numbers), crossing.digest)
             latest = KEY if self._alone else self._answered.get(crossing.digest, KEY)
             self._alone = max(0, self._alone - 1)
         bound = crossing.bound_to(lambda piece: _Piece(self, rings[piece], frame.number, latest))
         return [codecs[Frames.name] for codecs in bound], frame
 
-    def answered(self, frame: Frame) -> None:
+    def answered(self, frame: PackedFrame) -> None:
         """Record that the other side has the frame."""
         with self._lock:
             if frame.cut in self._rings:
                 self._answered[frame.cut] = max(frame.number, self._answered.get(frame.cut, KEY))
             self._pause //= 2
 
-    def lost(self, frame: Frame) -> None:
+    def lost(self, frame: PackedFrame) -> None:
         """Record that the other side lacks what the frame refers to."""
         with self._lock:
             self._answered.pop(frame.cut, None)
@@ -123,7 +123,7 @@ Way = tuple[Crossing, Sequence[Codec]]
 
 
 class Ahead:
-    """Sends early what one head has ready; a `shared_hooks.head.Listener`.
+    """Sends early what one head has ready; a `shared_hooks.head.CrossingListener`.
 
     ``way``: how a cut's values are packed, None if that is unknown in advance. ``begin`` announces a request at this
     cut, of at most so many bytes; returns None if it would not leave before the others. ``in_vain``: digests of cuts at

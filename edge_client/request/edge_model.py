@@ -18,14 +18,14 @@ from torch import nn
 from edge_client.call import Call
 from edge_client.inputs import another_size, unfit
 from edge_client.model_choice import ModelChoice
-from edge_client.request.ahead import Ahead, Frame, SentFrames, Way
+from edge_client.request.ahead import Ahead, PackedFrame, SentFrames, Way
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
 from shared_hooks.codecs import Codec
 from shared_hooks.codecs.basis import Basis, Book, Frames
-from shared_hooks.codecs.learned import Learned
+from shared_hooks.codecs.learned import LearnedCodec
 from shared_hooks.codecs.registry import Guarded
 from shared_hooks.errors import (
     CutRefused,
@@ -71,7 +71,7 @@ Records = tuple[list[LayerMetrics], ForwardMetrics | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class HeadResult:
     """The result of a head: what crosses as bytes, its cut, and what its layers' records are made of."""
 
     outgoing: Outgoing
@@ -80,7 +80,7 @@ class Head:
     records: Callable[[], Records] = lambda: ([], None)
     observations: Observations = field(default_factory=dict)
     transforms: tuple[str, ...] = ()
-    frame: Frame | None = None  # the symbols, where later frames may refer to them
+    frame: PackedFrame | None = None  # the symbols, where later frames may refer to them
     decoding_ns: float = 0.0  # the expected decoding time on the server, where codecs are chosen
     answer_bytes: int | None = None  # the largest possible answer of the model; None where no plan has it
 
@@ -214,7 +214,7 @@ class EdgeModel:
             self.chooser.codecs.check(weights_hash, structure_digest)
         if self._learnt is not None:
             self._learnt.check(weights_hash, structure_digest)
-        if isinstance(own := codecs.CODECS[self.codec], Learned):
+        if isinstance(own := codecs.CODECS[self.codec], LearnedCodec):
             own.check_model(weights_hash)
         return wire.hello_frame(
             client_id=client_id,
@@ -306,7 +306,7 @@ class EdgeModel:
         offered: Collection[str] = wire.FIRST_CODECS,
         codec: str = "",
         ahead: Ahead | None = None,
-    ) -> Head:
+    ) -> HeadResult:
         """Run the model up to ``cut`` and pack what crosses; stamps `computed` and `packed`.
 
         ``offered``: the server's codecs, ``codec``: chosen with the cut, if codecs are chosen. ``ahead`` sends early
@@ -345,7 +345,7 @@ class EdgeModel:
         stamps.packed = now_ns()
         most = self.wrapped.most_output_bytes(*call.args, **call.kwargs)
         name, number = early.layer_name, early.layer_id
-        return Head(outgoing, name, number, records, observations, changed, frame, decoding_ns, most)
+        return HeadResult(outgoing, name, number, records, observations, changed, frame, decoding_ns, most)
 
     def way(self, crossing: Crossing, codec: str = "") -> Way | None:
         """Return how a cut's values will be packed, if that is known in advance. ``codec``: as for `head`."""
@@ -392,7 +392,7 @@ class EdgeModel:
         if self.codec in (Basis.name, Frames.name):
             return f"a calibration (edge-client calibrate --cuts {cut}) says how"
         own = codecs.CODECS[self.codec]
-        if isinstance(own, Learned) and own.file.cut != cut:
+        if isinstance(own, LearnedCodec) and own.file.cut != cut:
             return f"it is for the cut after {own.file.cut} (edge-client learn --split {cut} makes one)"
         return None
 
@@ -421,7 +421,7 @@ class EdgeModel:
         stamps.unpacked = now_ns()
         return LocalRun(output, layers, forward, observations, changed)
 
-    def file(self, path: Path, stamps: Stamps) -> Head:
+    def file(self, path: Path, stamps: Stamps) -> HeadResult:
         """Read and pack an input file as it is. Raises SpecError without a spec, InputMismatch, and Disagreement."""
         if self.spec is None:
             raise SpecError("a client made with a module has no spec to say how the server reads input files")
@@ -438,7 +438,7 @@ class EdgeModel:
         outgoing = wire.outgoing_file(torch.from_numpy(data), suffix, self._preprocess_digest)
         self.lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
         stamps.packed = now_ns()
-        return Head(outgoing, CLOUD_FILE, -1)
+        return HeadResult(outgoing, CLOUD_FILE, -1)
 
     def read(self, path: Path) -> Call:
         """Read an input file as the spec says. Raises SpecError without a spec, and what the spec raises."""

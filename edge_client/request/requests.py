@@ -38,7 +38,7 @@ class Steps:
         self._sender = sender
         self._max_concurrent = max_concurrent
 
-    def begin(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> BegunStep:
+    def begin(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> SentStep:
         """Send one step, which ``pack`` encodes; its `Answer.output` is the reply (a dictionary) and the tensors."""
         about = self._reports.about()
         try:
@@ -51,7 +51,7 @@ class Steps:
         def answer() -> Answer:
             return self._settled(connection, exchange, split, stamps)
 
-        return BegunStep(connection, exchange, partial(self._reports.ending, about, answer))
+        return SentStep(connection, exchange, partial(self._reports.ending, about, answer))
 
     def _submitted(
         self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float, about: About
@@ -104,7 +104,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class BegunStep:
+class SentStep:
     """A step that was sent. ``answer``: waits for its answer; called once, by `result` or `cancel`."""
 
     _connection: Connection

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
 from edge_client.request.ahead import Ahead
-from edge_client.request.edge_model import Cut, EdgeModel, Head
+from edge_client.request.edge_model import Cut, EdgeModel, HeadResult
 from edge_client.transport import Connection, Exchange, Opening, Outgoing, Stamps, State, now_ns, wire
 from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY
-from edge_client.witness import Kept, Witnesses
+from edge_client.witness import InitialState, Witnesses
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
 from shared_hooks.errors import (
@@ -58,7 +58,7 @@ good.
 """
 
 
-class Window:
+class RequestWindow:
     """Adapts the number of requests in progress, between ``least`` and ``most``. Not thread-safe."""
 
     def __init__(self, least: int, most: int) -> None:
@@ -150,14 +150,14 @@ def in_order(
     lifecycle: Lifecycle,
 ) -> Iterator[Answer | Failure]:
     """``finish(start(input))`` of each input, in order, with up to ``most`` in progress; up to ``more`` if these do not
-    use the link fully (`Window`).
+    use the link fully (`RequestWindow`).
 
     A failure takes its place in the order: raised, or yielded as `Failure` unless it is ``fatal``. If a server says
     when to retry, only that request has failed. An error of ``inputs`` is raised after the answers to all previous
     inputs. What is in progress when the iteration ends is cancelled. The hooks for a run are called here.
     """
     window: deque[tuple[int, Any, Request | Exception, int]] = deque()
-    allowed = Window(most, more or most)
+    allowed = RequestWindow(most, more or most)
     total = _length(inputs)
 
     def collect() -> Answer | Failure:
@@ -287,9 +287,9 @@ class Running:
     exchange: Exchange
     work: Call | Path
     cut: Cut
-    head: Head
+    head: HeadResult
     about: About
-    kept: Kept | None = None  # for a witness
+    kept: InitialState | None = None  # for a witness
     over: bool = False  # hooks were called with its end, or will be
     again: Running | None = None  # the request that replaced it
     exact: bool = True
@@ -633,7 +633,7 @@ class Sender:
         self._sending = [one for one in self._sending if one.stamps.last_sent is None and not one.settled]
         return sum([one.bytes_up for one in self._sending]) if self._sending else 0
 
-    def _keep(self, work: Call | Path, stamps: Stamps, before: Running | None) -> Kept | None:
+    def _keep(self, work: Call | Path, stamps: Stamps, before: Running | None) -> InitialState | None:
         """Return what a witness will need, taken before the head; the time goes to ``stamps.kept_ns``."""
         if isinstance(work, Path):
             self._witnesses.check_cut(INPUT)  # the whole model runs there, too

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 from edge_client.generation import TextStream
 from edge_client.live.server import WebServer
 from edge_client.serving import protocol
-from edge_client.serving.chats import Chats, Task, Written
-from edge_client.serving.protocol import Pieces, Refused, TextRequest
+from edge_client.serving.chats import Chats, TextTask, WrittenText
+from edge_client.serving.protocol import Pieces, ProtocolError, TextRequest
 from edge_client.serving.sampling import Chosen
 from shared_hooks.config import is_loopback, is_own
 from shared_hooks.errors import SpecError
@@ -75,7 +75,7 @@ class Endpoint:
             return Route(path, guarded, methods=list(methods))
 
         async def not_found(request: Request, error: Exception) -> Response:
-            return _failed(Refused(f"there is no {request.method} {request.url.path} here", 404))
+            return _failed(ProtocolError(f"there is no {request.method} {request.url.path} here", 404))
 
         routes = [
             route("/v1/models", self._models, "GET"),
@@ -88,17 +88,19 @@ class Endpoint:
         return Starlette(routes=routes, exception_handlers={404: not_found, 405: not_found})
 
     def _check(self, request: Request, host: str) -> None:
-        """Raise `Refused` if a request may not be served."""
+        """Raise `ProtocolError` if a request may not be served."""
         if self._key:
             given = request.headers.get("authorization", "").partition(" ")[2].strip().encode()
             if not hmac.compare_digest(given, self._key):
-                raise Refused("the key is missing or wrong (Authorization: Bearer KEY)", 401, code="invalid_api_key")
+                raise ProtocolError(
+                    "the key is missing or wrong (Authorization: Bearer KEY)", 401, code="invalid_api_key"
+                )
             return
         named, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not is_own(named, host):
-            raise Refused(f"not served to the host {named[:100]!r}: use the endpoint's address", 403)
+            raise ProtocolError(f"not served to the host {named[:100]!r}: use the endpoint's address", 403)
         if origin is not None and not is_own(origin.partition("://")[2], host):
-            raise Refused("pages of other sites are not answered without a key (--key-file)", 403)
+            raise ProtocolError("pages of other sites are not answered without a key (--key-file)", 403)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
@@ -113,20 +115,20 @@ class Endpoint:
     def _check_model(self, name: Any) -> None:
         if name != self.model:
             text = f'no model "{name!s:.100}" is served here; there is "{self.model}"'
-            raise Refused(text, 404, param="model", code="model_not_found")
+            raise ProtocolError(text, 404, param="model", code="model_not_found")
 
     async def _body(self, request: Request) -> dict[str, Any]:
         data = bytearray()
         async for piece in request.stream():
             data += piece
             if len(data) > MOST_BODY:
-                raise Refused(f"a request has at most {MOST_BODY >> 20} MiB", 413)
+                raise ProtocolError(f"a request has at most {MOST_BODY >> 20} MiB", 413)
         try:
             body = json.loads(bytes(data))
         except (ValueError, RecursionError):
-            raise Refused("the body is no JSON") from None
+            raise ProtocolError("the body is no JSON") from None
         if not isinstance(body, dict):
-            raise Refused("the body is a JSON object")
+            raise ProtocolError("the body is a JSON object")
         self._check_model(body.get("model"))
         return body
 
@@ -144,7 +146,7 @@ class Endpoint:
 
     async def _answered(self, request: Request, requested: TextRequest) -> Response:
         if (texts := len(requested.prompts) * requested.choices) > protocol.MOST_TEXTS:
-            raise Refused(f"{texts} texts are asked for; at most {protocol.MOST_TEXTS} are written", param="n")
+            raise ProtocolError(f"{texts} texts are asked for; at most {protocol.MOST_TEXTS} are written", param="n")
         if requested.streams:
             return await self._streamed(request, requested)
         gone = threading.Event()
@@ -197,7 +199,7 @@ class Endpoint:
             try:
                 while piece is not None:
                     failed = isinstance(piece, Exception)
-                    reported = Refused.of(piece).as_dict() if isinstance(piece, Exception) else piece
+                    reported = ProtocolError.of(piece).as_dict() if isinstance(piece, Exception) else piece
                     yield b"data: " + json.dumps(reported, allow_nan=False).encode() + b"\n\n"
                     if failed:
                         return
@@ -225,7 +227,7 @@ class Endpoint:
 
     def _one(
         self, requested: TextRequest, prompt: tuple[int, ...], nth: int, index: int, emit: Emit, gone: threading.Event
-    ) -> tuple[str, Written]:
+    ) -> tuple[str, WrittenText]:
         words, pieces = self._chats.words, Pieces(requested)
         new: list[Chosen] = []
         first = True
@@ -248,7 +250,7 @@ class Endpoint:
             return pieces.is_stopped
 
         written = self._chats.write(
-            Task(prompt, requested.most, requested.sampling, nth), on_token, lambda: not gone.is_set()
+            TextTask(prompt, requested.most, requested.sampling, nth), on_token, lambda: not gone.is_set()
         )
         stream.end()
         if requested.streams:
@@ -256,7 +258,7 @@ class Endpoint:
         return pieces.text, written
 
     def _end(
-        self, requested: TextRequest, index: int, pieces: Pieces, written: Written, emit_chunk: Callable[..., None]
+        self, requested: TextRequest, index: int, pieces: Pieces, written: WrittenText, emit_chunk: Callable[..., None]
     ) -> None:
         left = pieces.end()
         _, calls = protocol.calls_in(pieces.text, requested)
@@ -268,9 +270,9 @@ class Endpoint:
     async def _embeddings(self, request: Request) -> Response:
         body = await self._body(request)
         if body.get("encoding_format") not in (None, "float", "base64"):
-            raise Refused("encoding_format: float or base64", param="encoding_format")
+            raise ProtocolError("encoding_format: float or base64", param="encoding_format")
         if body.get("dimensions") is not None:
-            raise Refused("dimensions: these have as many as the model's states", param="dimensions")
+            raise ProtocolError("dimensions: these have as many as the model's states", param="dimensions")
         prompts = await self._off(protocol.prompts_of, body.get("input"), self._chats.words, "input")
         gone = threading.Event()
 
@@ -286,5 +288,5 @@ async def _well(request: Request) -> Response:
 
 
 def _failed(error: Exception) -> Response:
-    refused = Refused.of(error)
+    refused = ProtocolError.of(error)
     return JSONResponse(refused.as_dict(), refused.status)

@@ -18,9 +18,9 @@ import torch
 
 from edge_client.client import EdgeClient
 from edge_client.generation import SplitGenerator, Summary, Words
-from edge_client.generation.drafting import Drafting, Measured, Pace, Source, Worth
+from edge_client.generation.drafting import Drafting, DraftSource, Measured, Pace, Worth
 from edge_client.generation.link import SessionLink
-from edge_client.serving.sampling import Choice, Chosen, Grammars, Sampling
+from edge_client.serving.sampling import Chosen, Grammars, Sampling, SamplingProcessor
 from shared_hooks.errors import Cancelled, InputMismatch, ServerUnavailable, SpecError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ LEAST: Final = ("least",)
 
 
 @dataclass(frozen=True)
-class Task:
+class TextTask:
     """A text to continue. ``most``: maximum tokens to write; None: the model's length. ``number``: of the choice, of
     several for one prompt.
     """
@@ -46,7 +46,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenText:
     """A generated text. ``reason``: "stop" or "length". ``kept``: tokens of the prompt whose state was reused."""
 
     ids: tuple[int, ...]
@@ -112,7 +112,7 @@ class Chats:
         waiting: int = 64,
         exact: bool = True,
         codec: str | None = None,
-        drafts: Source | None = None,
+        drafts: DraftSource | None = None,
         drafts_ahead: bool = True,
         most_drafted: int = 32,
     ) -> None:
@@ -173,8 +173,8 @@ class Chats:
         return int(getattr(settings, "top_k", None) or 0)
 
     def write(
-        self, task: Task, on_token: Callable[[Chosen], bool], wanted: Callable[[], bool] = lambda: True
-    ) -> Written:
+        self, task: TextTask, on_token: Callable[[Chosen], bool], wanted: Callable[[], bool] = lambda: True
+    ) -> WrittenText:
         """Generate the text that follows ``task.prompt``. ``on_token`` receives each token but those that end it, and
         returns True to stop. ``wanted`` is called at each token.
 
@@ -234,7 +234,7 @@ class Chats:
         if max(ids) >= known:
             raise InputMismatch(f"token id {max(ids)}; the model knows {known}")
 
-    def _room(self, task: Task) -> int:
+    def _room(self, task: TextTask) -> int:
         self._check_ids(task.prompt)
         room = None if self.most_tokens is None else self.most_tokens - len(task.prompt)
         if room is not None and room < 1:
@@ -272,12 +272,12 @@ class Chats:
             self._changed.notify()
 
     def _written(
-        self, seat: _Seat, task: Task, most: int, on_token: Callable[[Chosen], bool], wanted: Callable[[], bool]
-    ) -> Written:
+        self, seat: _Seat, task: TextTask, most: int, on_token: Callable[[Chosen], bool], wanted: Callable[[], bool]
+    ) -> WrittenText:
         sampling, prompt, ends = task.sampling, list(task.prompt), self.ends
         state, kept = _continued(seat, prompt)
         grammar = self.grammars.of(sampling.grammar) if sampling.grammar else None
-        choice = None if sampling.is_plain else Choice(sampling, grammar, len(prompt), task.number)
+        choice = None if sampling.is_plain else SamplingProcessor(sampling, grammar, len(prompt), task.number)
         made: list[int] = []
 
         def take_token(token: int) -> bool:
@@ -318,9 +318,9 @@ class Chats:
         chosen = tuple(choice.chosen[: len(ids)]) if choice is not None else tuple(map(Chosen, ids))
         summary = seat.generator.summary
         assert summary is not None
-        return Written(ids, chosen, "stop" if ended else "length", kept, summary)
+        return WrittenText(ids, chosen, "stop" if ended else "length", kept, summary)
 
-    def _drafting(self, seat: _Seat, choice: Choice | None) -> AbstractContextManager[Any]:
+    def _drafting(self, seat: _Seat, choice: SamplingProcessor | None) -> AbstractContextManager[Any]:
         """Return the context for drafts. A choice counts tokens one by one, and cannot take any back."""
         if self._drafts is None or choice is not None:
             return nullcontext()

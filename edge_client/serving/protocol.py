@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from edge_client.generation import Words
-from edge_client.serving.chats import Chats, Written
+from edge_client.serving.chats import Chats, WrittenText
 from edge_client.serving.sampling import MOST_LOGPROBS, Chosen, Sampling, grammar_of_schema
 from shared_hooks.errors import (
     AccessRefused,
@@ -48,7 +48,7 @@ STATUSES: Final[dict[type[Exception], int]] = {
 }
 
 
-class Refused(Exception):
+class ProtocolError(Exception):
     """An error in the protocol's form. ``param``: the invalid field."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
@@ -56,9 +56,9 @@ class Refused(Exception):
         self.status, self.param, self.code = status, param, code
 
     @classmethod
-    def of(cls, error: Exception) -> Refused:
+    def of(cls, error: Exception) -> ProtocolError:
         """Convert one of our errors for an application."""
-        if isinstance(error, Refused):
+        if isinstance(error, ProtocolError):
             return error
         status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
         code = type(error).__name__ if isinstance(error, IsthmusError) else None
@@ -76,7 +76,7 @@ class _Fields:
 
     def __init__(self, body: Any) -> None:
         if not isinstance(body, dict):
-            raise Refused("the body is a JSON object")
+            raise ProtocolError("the body is a JSON object")
         self._body = body
 
     def take(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
@@ -84,16 +84,16 @@ class _Fields:
         if found is None:
             return default
         if isinstance(found, bool) and kind is not bool:
-            raise Refused(f"{name}: a truth value, where something else is expected", param=name)
+            raise ProtocolError(f"{name}: a truth value, where something else is expected", param=name)
         if not isinstance(found, kind):
             wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-            raise Refused(f"{name}: expected {wanted}, found {type(found).__name__}", param=name)
+            raise ProtocolError(f"{name}: expected {wanted}, found {type(found).__name__}", param=name)
         return found
 
     def number(self, name: str, default: Any, least: float, most: float, kind: Any = (int, float)) -> Any:
         found = self.take(name, kind, default)
         if found is not None and not least <= found <= most:
-            raise Refused(f"{name}: {found} is not between {least:g} and {most:g}", param=name)
+            raise ProtocolError(f"{name}: {found} is not between {least:g} and {most:g}", param=name)
         return found
 
 
@@ -119,19 +119,21 @@ class TextRequest:
 
 
 def chat_request(body: Any, chats: Chats) -> TextRequest:
-    """Parse a body of /v1/chat/completions. Raises `Refused`, and what `Words.chat` raises."""
+    """Parse a body of /v1/chat/completions. Raises `ProtocolError`, and what `Words.chat` raises."""
     fields = _Fields(body)
     messages = _messages(fields.take("messages", list, []))
     tools, forced = _tools(fields)
     grammar = _format_of(fields)
     if forced:
         if grammar:
-            raise Refused("a forced tool call has its own form: no response_format beside it", param="response_format")
+            raise ProtocolError(
+                "a forced tool call has its own form: no response_format beside it", param="response_format"
+            )
         grammar = grammar_of_schema({"anyOf": [_call_schema(one) for one in forced]})
     wants = fields.take("logprobs", bool, False)
     most_logprobs = fields.number("top_logprobs", None, 0, MOST_LOGPROBS, int)
     if most_logprobs is not None and not wants:
-        raise Refused("top_logprobs: needs logprobs to be true", param="top_logprobs")
+        raise ProtocolError("top_logprobs: needs logprobs to be true", param="top_logprobs")
     most = fields.number("max_completion_tokens", fields.number("max_tokens", None, 1, 1 << 30, int), 1, 1 << 30, int)
     ids = _chat_ids(chats.words, messages, [] if body.get("tool_choice") == "none" else tools)
     return TextRequest(
@@ -147,14 +149,14 @@ def chat_request(body: Any, chats: Chats) -> TextRequest:
 
 
 def text_request(body: Any, chats: Chats) -> TextRequest:
-    """Parse a body of /v1/completions. Raises `Refused`."""
+    """Parse a body of /v1/completions. Raises `ProtocolError`."""
     fields = _Fields(body)
     if fields.take("echo", bool, False):
-        raise Refused("echo: the prompt is not repeated here", param="echo")
+        raise ProtocolError("echo: the prompt is not repeated here", param="echo")
     if fields.take("suffix", str):
-        raise Refused("suffix: text is continued, not filled in", param="suffix")
+        raise ProtocolError("suffix: text is continued, not filled in", param="suffix")
     if fields.number("best_of", 1, 1, MOST_CHOICES, int) > fields.number("n", 1, 1, MOST_CHOICES, int):
-        raise Refused("best_of: all choices are given back: as many as n", param="best_of")
+        raise ProtocolError("best_of: all choices are given back: as many as n", param="best_of")
     logprobs = fields.number("logprobs", None, 0, MOST_LOGPROBS, int)
     return TextRequest(
         prompts=prompts_of(body.get("prompt"), chats.words, "prompt"),
@@ -166,16 +168,16 @@ def text_request(body: Any, chats: Chats) -> TextRequest:
 
 
 def prompts_of(given: Any, words: Words, name: str) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of one or several texts, or ids as given. Raises `Refused`."""
+    """Return the token ids of one or several texts, or ids as given. Raises `ProtocolError`."""
     several = given if isinstance(given, list) and not all(map(_is_id, given)) else [given]
     if len(several) > MOST_TEXTS:
-        raise Refused(f"{name}: {len(several)} texts; at most {MOST_TEXTS} are taken", param=name)
+        raise ProtocolError(f"{name}: {len(several)} texts; at most {MOST_TEXTS} are taken", param=name)
     found = []
     for one in several:
         if isinstance(one, str):
             one = words.encode(_whole(one, name))
         elif not (isinstance(one, list) and one and all(map(_is_id, one))):
-            raise Refused(f"{name}: expected a text, token ids, or a list of either", param=name)
+            raise ProtocolError(f"{name}: expected a text, token ids, or a list of either", param=name)
         found.append(tuple(one))
     return tuple(found)
 
@@ -188,7 +190,7 @@ def _common(fields: _Fields) -> dict[str, Any]:
     stops = fields.take("stop", (str, list), [])
     stops = [stops] if isinstance(stops, str) else stops
     if len(stops) > MOST_STOPS or not all(isinstance(one, str) and one for one in stops):
-        raise Refused(f"stop: a text, or at most {MOST_STOPS} of them", param="stop")
+        raise ProtocolError(f"stop: a text, or at most {MOST_STOPS} of them", param="stop")
     options = fields.take("stream_options", dict, {})
     return {
         "stops": tuple(stops),
@@ -206,7 +208,7 @@ def _sampling(fields: _Fields, chats: Chats, grammar: str, logprobs: int | None)
             or type(amount) not in (int, float)
             or not -100 <= amount <= 100
         ):
-            raise Refused("logit_bias: token ids, and numbers between -100 and 100", param="logit_bias")
+            raise ProtocolError("logit_bias: token ids, and numbers between -100 and 100", param="logit_bias")
         bias[int(token)] = float(amount)
     return Sampling(
         temperature=float(fields.number("temperature", 1.0, 0, 2)),
@@ -232,7 +234,7 @@ def _format_of(fields: _Fields) -> str:
         schema = requested["json_schema"].get("schema")
         if isinstance(schema, dict):
             return grammar_of_schema(schema)
-    raise Refused(
+    raise ProtocolError(
         'response_format: "text", "json_object", or "json_schema" with a json_schema.schema', param="response_format"
     )
 
@@ -242,26 +244,26 @@ def _format_of(fields: _Fields) -> str:
 
 def _messages(given: list[Any]) -> list[dict[str, Any]]:
     if not given:
-        raise Refused("messages: there is none", param="messages")
+        raise ProtocolError("messages: there is none", param="messages")
     found = []
     for number, one in enumerate(given):
         where = f"messages[{number}]"
         if not isinstance(one, dict) or one.get("role") not in ("system", "developer", "user", "assistant", "tool"):
-            raise Refused(f"{where}: expected a role of system, developer, user, assistant or tool", param=where)
+            raise ProtocolError(f"{where}: expected a role of system, developer, user, assistant or tool", param=where)
         message = {**one, "role": "system" if one["role"] == "developer" else one["role"]}
         message["content"] = _content(one.get("content"), where)
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
-            raise Refused(f"{where}.tool_calls: expected a list", param=where)
+            raise ProtocolError(f"{where}.tool_calls: expected a list", param=where)
         for call in calls:
             function = call.get("function") if isinstance(call, dict) else None
             if not isinstance(function, dict):
-                raise Refused(f"{where}.tool_calls: expected functions with arguments", param=where)
+                raise ProtocolError(f"{where}.tool_calls: expected functions with arguments", param=where)
             if isinstance(function.get("arguments"), str):  # templates expect objects
                 try:
                     call["function"] = {**function, "arguments": json.loads(function["arguments"])}
                 except ValueError:
-                    raise Refused(f"{where}.tool_calls: arguments are JSON", param=where) from None
+                    raise ProtocolError(f"{where}.tool_calls: arguments are JSON", param=where) from None
         found.append(message)
     return found
 
@@ -272,17 +274,19 @@ def _content(given: Any, where: str) -> str:
     parts = []
     for part in given if isinstance(given, list) else [None]:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise Refused(f"{where}.content: expected a text; this model takes no pictures or sounds", param=where)
+            raise ProtocolError(
+                f"{where}.content: expected a text; this model takes no pictures or sounds", param=where
+            )
         parts.append(_whole(part["text"], where))
     return "".join(parts)
 
 
 def _whole(text: str, where: str) -> str:
-    """Return the text. Raises `Refused` for one with an unpaired surrogate."""
+    """Return the text. Raises `ProtocolError` for one with an unpaired surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Refused(f"{where}: half a character ({error.reason})", param=where) from None
+        raise ProtocolError(f"{where}: half a character ({error.reason})", param=where) from None
     return text
 
 
@@ -292,7 +296,7 @@ def _tools(fields: _Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     for number, one in enumerate(fields.take("tools", list, [])):
         function = one.get("function") if isinstance(one, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refused(f"tools[{number}]: expected a function with a name", param="tools")
+            raise ProtocolError(f"tools[{number}]: expected a function with a name", param="tools")
         found.append(function)
     choice = fields.take("tool_choice", (str, dict), "auto")
     if choice in ("auto", "none"):
@@ -304,7 +308,7 @@ def _tools(fields: _Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
         wanted = function.get("name") if isinstance(function, dict) else None
         named = [one for one in found if one["name"] == wanted]
     if not named:
-        raise Refused("tool_choice: names no function of tools", param="tool_choice")
+        raise ProtocolError("tool_choice: names no function of tools", param="tool_choice")
     return found, named
 
 
@@ -368,7 +372,7 @@ def calls_in(text: str, requested: TextRequest) -> tuple[str, list[dict[str, Any
 # Answers
 
 
-def usage_of(prompts: int, texts: Sequence[Written], chats: Chats) -> dict[str, Any]:
+def usage_of(prompts: int, texts: Sequence[WrittenText], chats: Chats) -> dict[str, Any]:
     """Return token counts, and under "isthmus" the split's cost, of each text."""
     written = sum(len(one.ids) for one in texts)
     return {
@@ -419,7 +423,7 @@ def answer(
     return {**_head(requested, model, chunk=False), "choices": list(choices), "usage": usage}
 
 
-def choice(requested: TextRequest, index: int, text: str, written: Written, words: Words) -> dict[str, Any]:
+def choice(requested: TextRequest, index: int, text: str, written: WrittenText, words: Words) -> dict[str, Any]:
     """Return one text of a whole answer."""
     logprobs = logprobs_of(written.chosen, words, requested)
     if not requested.is_chat:

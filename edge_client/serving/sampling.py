@@ -1,7 +1,8 @@
 """Sample tokens: penalties, a grammar, temperature, ``top_k`` and ``top_p``, with a generator of its own.
 
 ``generate()`` draws from the process's generator, which all threads share, so a seed would have no effect with several
-chats. Therefore `Choice`, a logits processor, draws itself and leaves the chosen token as the only possible one.
+chats. Therefore `SamplingProcessor`, a logits processor, draws itself and leaves the chosen token as the only possible
+one.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Chosen:
     likeliest: tuple[tuple[int, float], ...] = ()
 
 
-class Choice:
+class SamplingProcessor:
     """A logits processor of transformers for one sequence; `chosen` has its tokens.
 
     Shapes: ``input_ids`` [1, tokens], ``scores`` [1, words].

@@ -38,7 +38,7 @@ SUM: Final = "end to end"
 
 @short
 @dataclass(frozen=True)
-class Compared:
+class ComparedStage:
     """One stage of one way. Times are medians in ns; ``low`` to ``high``: the interval of ``ratio``, B to A."""
 
     way: str
@@ -98,7 +98,7 @@ def _stages(part: Any) -> dict[str, np.ndarray]:
     return {SUM: total(tuple(SEGMENTS)), **{stage: total(STAGE_SEGMENTS[stage]) for stage in STAGES}}
 
 
-def compare(a: Sweep, b: Sweep, *, seed: int = 0) -> list[Compared]:
+def compare(a: Sweep, b: Sweep, *, seed: int = 0) -> list[ComparedStage]:
     """Compare every stage of every way that both have, in A's order; a way's total first."""
     ways = [way for way in a.times if way in b.times]
     dice = np.random.default_rng(seed)
@@ -113,7 +113,7 @@ def compare(a: Sweep, b: Sweep, *, seed: int = 0) -> list[Compared]:
 
 def _compared(
     way: tuple[str, str], stage: str, a: np.ndarray, b: np.ndarray, z: float, dice: np.random.Generator
-) -> Compared:
+) -> ComparedStage:
     median_a, median_b = float(np.median(a)), float(np.median(b))
     ratio = low = high = None
     verdict: Verdict = "too few to say"
@@ -123,7 +123,7 @@ def _compared(
         spread = _spread(a, b, dice)
         low, high = ratio * math.exp(-z * spread), ratio * math.exp(z * spread)
         verdict = "faster" if high < 1 else "slower" if low > 1 else "no difference seen"
-    return Compared(*way, stage, median_a, median_b, len(a), len(b), ratio, low, high, verdict)
+    return ComparedStage(*way, stage, median_a, median_b, len(a), len(b), ratio, low, high, verdict)
 
 
 def _spread(a: np.ndarray, b: np.ndarray, dice: np.random.Generator) -> float:
@@ -167,7 +167,7 @@ def _alone(a: Sweep, b: Sweep) -> tuple[list[tuple[str, str]], list[tuple[str, s
     return [way for way in a.times if way not in b.times], [way for way in b.times if way not in a.times]
 
 
-def as_dict(a: Sweep, b: Sweep, compared: Sequence[Compared]) -> dict[str, Any]:
+def as_dict(a: Sweep, b: Sweep, compared: Sequence[ComparedStage]) -> dict[str, Any]:
     """Return JSON data."""
     return {
         "a": str(a.folder),

@@ -20,7 +20,7 @@ from edge_client.sweeping.records import PREDICTED, REQUESTS, ROWS, Columns, Kin
 from edge_client.sweeping.runner import drawn as attention
 from edge_client.sweeping.runner import section
 from edge_client.sweeping.settings import Entry, Journal, installed
-from edge_client.sweeping.summary import Summary, pareto
+from edge_client.sweeping.summary import SweepSummary, pareto
 from edge_client.sweeping.wording import is_choice, is_cut
 from edge_client.user_text import EDGE_ONLY, option
 from shared_hooks.files import write_json, write_text, write_whole
@@ -249,7 +249,7 @@ def write(
     ended: str | None,
     objective: Objective,
     leaks: Callable[[str], float | None] = lambda way: None,
-) -> Summary:
+) -> SweepSummary:
     """Write all results of the journal, each file atomically, and return the summary. ``ended``: why inputs are
     missing; ``leaks``: a way's leakage, if measured.
     """
@@ -272,7 +272,7 @@ def write(
     write_tables(journal.folder, requests, rows)
     measured = summary.ways_measured(requests, ways, predicted)
     measured = [way for way in measured if way.requests or way.name not in contents.skipped]
-    found = Summary(
+    found = SweepSummary(
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         settings=contents.settings,
         measured_inputs=[entry["input"] for entry in seen],

@@ -247,7 +247,7 @@ class Reference:
         return all(identical(mine, theirs.cpu()) for mine, theirs in zip(self.tensors, tensors, strict=True))
 
 
-class Meter:
+class RequestMeter:
     """Runs requests of one model, one at a time, and adds the results to `Records`."""
 
     def __init__(self, client: EdgeClient, spec: ModelSpec, codec: str) -> None:
@@ -344,7 +344,7 @@ class SweepRun:
     is made.
     """
 
-    meter: Meter
+    meter: RequestMeter
     inputs: Sequence[NamedInput]
     ways: Sequence[Way]
     repetitions: int

@@ -21,7 +21,7 @@ from edge_client.planning.explain import break_evens, explain
 from edge_client.planning.objective import Objective, decide
 from edge_client.survey import Gathered
 from edge_client.sweeping.records import Way
-from edge_client.user_input import Loaded, NamedInput, named, named_inputs
+from edge_client.user_input import LoadedModel, NamedInput, named, named_inputs
 from edge_client.user_text import either, option
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.files import JournalFile
@@ -63,7 +63,7 @@ class Sweeping(SweepOptions):
         return given or Credentials()
 
 
-def settings_of(options: Sweeping, loaded: Loaded, inputs: Sequence[NamedInput], ways: Sequence[Way]) -> Settings:
+def settings_of(options: Sweeping, loaded: LoadedModel, inputs: Sequence[NamedInput], ways: Sequence[Way]) -> Settings:
     """Return the settings; hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)

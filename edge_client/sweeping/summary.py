@@ -107,7 +107,7 @@ class MeasuredWay:
 
 @short
 @dataclass(frozen=True)
-class Outcome:
+class SweepOutcome:
     """The winners as measured and as predicted. ``measured`` is None if nothing can be decided, for ``why_not``."""
 
     objective: str
@@ -141,7 +141,7 @@ class Outcome:
 
 @short
 @dataclass(frozen=True)
-class Summary:
+class SweepSummary:
     """All results. They cover ``measured_inputs`` and ``repetitions``; ``ended``: why inputs are missing; ``observed``:
     what observers saw of the first inputs; ``engines``: requests with heads in other engines, by cut.
     """
@@ -156,7 +156,7 @@ class Summary:
     ways: Sequence[MeasuredWay]
     layers: Sequence[Mapping[str, Any]]
     prediction: Mapping[str, Any] | None
-    outcome: Outcome
+    outcome: SweepOutcome
     failures: Sequence[Mapping[str, Any]]
     readings: Sequence[Mapping[str, Any]]
     observed: Sequence[Mapping[str, Any]] = ()
@@ -350,7 +350,7 @@ def _with_waiting(forward: Reading, idle: Reading, stages: Mapping[str, float]) 
     )
 
 
-def outcome(ways: Sequence[MeasuredWay], prediction: Mapping[str, Any] | None, objective: Objective) -> Outcome:
+def outcome(ways: Sequence[MeasuredWay], prediction: Mapping[str, Any] | None, objective: Objective) -> SweepOutcome:
     """Decide by ``objective`` on the measurements. ``prediction``: as the journal keeps it."""
     measured: Decision | None = None
     why_not = None
@@ -365,7 +365,7 @@ def outcome(ways: Sequence[MeasuredWay], prediction: Mapping[str, Any] | None, o
         for way in ways
         if way.predicted is not None and way.predicted.error_percent is not None
     ]
-    return Outcome(
+    return SweepOutcome(
         str(objective),
         measured,
         (prediction["decision"] or None) if prediction is not None else None,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from edge_client.benching.gang import LiveLane, Load, RecordedLane, Several, record
+from edge_client.benching.gang import LiveLane, LoadPlan, RecordedLane, SeveralProcesses, record
 from edge_client.benching.generator import Alone, Gang
 from edge_client.benching.load import codecs_of
-from edge_client.benching.run import Benched, Terms, measured
+from edge_client.benching.run import Benched, BenchTerms, measured
 from edge_client.call import Call
 from edge_client.credentials import Credentials
 from edge_client.planning.codecs import LEARNT
@@ -26,8 +26,8 @@ from shared_hooks.errors import SpecError
 from shared_hooks.options import takes
 
 
-@takes(Terms)
-def bench(server: str | None, model: Model, inputs: Any = None, *, options: Terms) -> Benched:
+@takes(BenchTerms)
+def bench(server: str | None, model: Model, inputs: Any = None, *, options: BenchTerms) -> Benched:
     """Measure a server under an open load (docs/bench.md): requests start on schedule, whether others were answered or
     not.
 
@@ -65,7 +65,7 @@ def bench(server: str | None, model: Model, inputs: Any = None, *, options: Term
             options.say("starting a server on this machine")
             address = stack.enter_context(local_server(subject.choice))
             credentials = Credentials()
-        load = Load(
+        load = LoadPlan(
             address,
             choice,
             [one.word for one in options.cuts],
@@ -79,7 +79,7 @@ def bench(server: str | None, model: Model, inputs: Any = None, *, options: Term
         )
         frontiers = record(load) if options.recorded else None
         gang: Gang = (
-            Several(load, frontiers, files, options.processes)
+            SeveralProcesses(load, frontiers, files, options.processes)
             if options.processes > 1
             else Alone(
                 LiveLane(load, at) if frontiers is None else RecordedLane(load, frontiers, at)

@@ -35,7 +35,7 @@ from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
 from edge_client.sweeping.settings import NAME, continued, installed
 from edge_client.tasks.subject import Model, subject_of
-from edge_client.user_input import Loaded, NamedInput
+from edge_client.user_input import LoadedModel, NamedInput
 from edge_client.user_text import either, option
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.codecs.basis import Basis
@@ -472,7 +472,7 @@ def _settings(study: Study, items: Sequence[NamedInput]) -> dict[str, Any]:
     }
 
 
-def _strange(items: Sequence[NamedInput], loaded: Loaded) -> str | None:
+def _strange(items: Sequence[NamedInput], loaded: LoadedModel) -> str | None:
     """Return a warning about labels that the model does not know; None if there are none, or its labels are unknown."""
     known = loaded.spec.labels
     wrong = sorted({one.truth for one in items if known and one.truth is not None} - {*known})
@@ -493,7 +493,7 @@ def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(["raw", *map(check, names)]))  # the baseline of the others
 
 
-def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[str]:
+def _cuts(loaded: LoadedModel, cuts: str | None, every: int | None) -> list[str]:
     """Return the cuts by name. By default without "input", and without the last layer, after which nothing runs."""
     plan = loaded.plan
     chosen = choose(loaded.cuts, cuts, every if cuts is not None else every or 1, plan.resolve)

@@ -19,7 +19,7 @@ from edge_client.planning.objective import Candidate, Decision
 from edge_client.survey import Say
 from edge_client.tasks.export import FIXED, WHOLE, Writer, apart
 from edge_client.tasks.subject import Subject
-from edge_client.user_input import Loaded
+from edge_client.user_input import LoadedModel
 from edge_client.user_text import EDGE_ONLY, option
 from shared_hooks import devices
 from shared_hooks.batching.sizes import BATCH
@@ -27,7 +27,7 @@ from shared_hooks.errors import IsthmusError, SpecError, near
 from shared_hooks.mapping import onnx_export
 from shared_hooks.mapping.onnx_export import outputs_of
 from shared_hooks.mapping.onnx_heads import TapedHead
-from shared_hooks.mapping.tape import Replay
+from shared_hooks.mapping.tape import TapeReplay
 from shared_hooks.metrics import Reading
 from shared_hooks.profiling.profile import Profile, Quartiles
 
@@ -117,7 +117,7 @@ def engines_of(words: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def measure(
-    engine: str, loaded: Loaded, subject: Subject, cuts: Sequence[str], seconds: float, say: Say
+    engine: str, loaded: LoadedModel, subject: Subject, cuts: Sequence[str], seconds: float, say: Say
 ) -> EngineTimes:
     """Time an engine's heads at ``cuts``, in that order, within ``seconds`` overall. Raises SpecError."""
     if not devices.is_host(loaded.wrapped.device):
@@ -187,7 +187,7 @@ def _made(
     engine: str, head: TapedHead, writer: Writer
 ) -> tuple[Sequence[torch.Tensor], Callable[[], Sequence[torch.Tensor]]]:
     """Return eager PyTorch's result, and the compiled head."""
-    replay, tensors = Replay(head.tape, head.wanted).eval(), tuple(writer.samples[0])
+    replay, tensors = TapeReplay(head.tape, head.wanted).eval(), tuple(writer.samples[0])
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         eager = replay(*tensors)

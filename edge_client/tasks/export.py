@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from edge_client.light import Heads, LightClient
+from edge_client.light import HeadFolder, LightClient
 from edge_client.light_codecs import ROUNDING
 from edge_client.options import ExportOptions
 from edge_client.screen import Row, Tabular, one_line, printable, size
 from edge_client.screen import table as text_table
 from edge_client.tasks.hierarchy import cut_at
 from edge_client.tasks.subject import Model, Subject, subject_of
-from edge_client.user_input import Loaded
+from edge_client.user_input import LoadedModel
 from edge_client.user_text import option
 from shared_hooks.batching.sizes import BATCH, BOTH, LENGTH, OtherSizes
 from shared_hooks.codecs import CODECS, RAW
@@ -68,9 +68,9 @@ MOST_INPUTS: Final = 32
 
 
 @dataclass(frozen=True)
-class CodecLoss:
-    """Answers with what crosses encoded: `Head.difference` and `Head.labels` under a codec, and the most bytes that
-    crossed.
+class HeadCodecLoss:
+    """Answers with what crosses encoded: `ExportedHead.difference` and `ExportedHead.labels` under a codec, and the
+    most bytes that crossed.
     """
 
     difference: float
@@ -84,7 +84,7 @@ class CodecLoss:
 
 
 @dataclass(frozen=True)
-class Head:
+class ExportedHead:
     """One exported head, or why it was ``refused``.
 
     ``difference``: the largest error of the answer, of this head with torch's tail against the whole model, as a share
@@ -101,7 +101,7 @@ class Head:
     """Inputs whose size may vary along these axes."""
     largest: Mapping[int, int] = field(default_factory=dict)
     """Maximum size, by axis."""
-    codecs: Mapping[str, CodecLoss] = field(default_factory=dict)
+    codecs: Mapping[str, HeadCodecLoss] = field(default_factory=dict)
     """Effect of lossy codecs on answers (`MEASURED`); those that change answers too much are left out."""
     shapes: Sequence[Sequence[int]] = ()
     """Shapes of what crosses, with -1 for sizes that vary."""
@@ -119,7 +119,7 @@ class ExportedHeads(Tabular):
 
     folder: Path
     model: str
-    heads: Sequence[Head]
+    heads: Sequence[ExportedHead]
     weights_bytes: int
     checked: int | None = None
     """Number of answers compared by heads read from the folder as a device reads it; None: not requested."""
@@ -230,7 +230,7 @@ def export(model: Model, inputs: Any = None, *, options: ExportOptions) -> Expor
 class Writer:
     """Writes the files of one folder. Raises InputMismatch for inputs without names."""
 
-    def __init__(self, loaded: Loaded, subject: Subject, folder: Path) -> None:
+    def __init__(self, loaded: LoadedModel, subject: Subject, folder: Path) -> None:
         self.loaded, self.folder, self.wrapped = loaded, folder, loaded.wrapped
         self.plan = self.wrapped.plan(*loaded.args, **loaded.kwargs)
         self.structure, tensors = flatten((loaded.args, dict(loaded.kwargs)))
@@ -262,7 +262,7 @@ class Writer:
         self.graphs: dict[str, onnx_ir.Model] = {}
         self.taped: dict[str, TapedHead] = {}
         self.single: set[str] = set()
-        heads: dict[str, Head] = {}
+        heads: dict[str, ExportedHead] = {}
         rest = [*names]
         for kind in (BOTH, BATCH) if vary == BOTH else (vary,):
             self.sizes = self._other_sizes(kind)
@@ -280,7 +280,7 @@ class Writer:
         written = {
             **heads,
             **self._written(rest),
-            **{name: Head(name, refused=why) for name, why in self.refused.items()},
+            **{name: ExportedHead(name, refused=why) for name, why in self.refused.items()},
         }
         self._manifest([written[name] for name in names], self._whole_difference() if whole else None)
         weights = self.folder / WEIGHTS
@@ -296,7 +296,7 @@ class Writer:
 
         Raises ExportFailed for a wrong one.
         """
-        read, compared = Heads(self.folder), 0
+        read, compared = HeadFolder(self.folder), 0
         for cut in read.cuts:
             crossing = self.plan.cutting(cut)[1]
             named = named_crossing(crossing, self.inputs)
@@ -329,7 +329,7 @@ class Writer:
             else:
                 self.graphs[head.cut] = graph
 
-    def _written(self, names: Sequence[str]) -> dict[str, Head]:
+    def _written(self, names: Sequence[str]) -> dict[str, ExportedHead]:
         """Write all graphs so far and return what was measured of them. A head that fails in float64 is written in
         float32.
         """
@@ -435,7 +435,7 @@ class Writer:
                 value.const_value = weight
         return files
 
-    def _measured(self, head: TapedHead, file: str) -> Head:
+    def _measured(self, head: TapedHead, file: str) -> ExportedHead:
         """Compare the head in onnxruntime, followed by torch's tail, with the whole model.
 
         Raises CutRefused and removes the file if answers differ.
@@ -494,10 +494,10 @@ class Writer:
             free = {self.inputs[at]: axes for at, axes in self.sizes.free.items()}
             shapes, largest = self.sizes.shapes(head.cut, self.inputs), self.sizes.largest
         codecs = {codec: loss for codec, loss in self._losses(head, file).items() if math.isfinite(loss.difference)}
-        return Head(head.cut, file, named, difference, labels, rows, free, largest, codecs, shapes)
+        return ExportedHead(head.cut, file, named, difference, labels, rows, free, largest, codecs, shapes)
 
-    def _losses(self, head: TapedHead, file: str) -> dict[str, CodecLoss]:
-        found = dict.fromkeys(MEASURED, CodecLoss(0.0, 0, 0))
+    def _losses(self, head: TapedHead, file: str) -> dict[str, HeadCodecLoss]:
+        found = dict.fromkeys(MEASURED, HeadCodecLoss(0.0, 0, 0))
         crossing = self.plan.cutting(head.cut)[1]
         named = named_crossing(crossing, self.inputs)
         for tensors in (self.samples[0], *self.samples[2:]):
@@ -510,7 +510,7 @@ class Writer:
                 parcel = early.pack([CODECS[codec] if one.is_flat else RAW for one in named.tensors])
                 again = EarlyOutput.unpack(crossing, parcel.header, bytearray(b"".join(parcel.buffers)))
                 given = outputs_of(self.wrapped.forward(again))[1]
-                found[codec] = CodecLoss(
+                found[codec] = HeadCodecLoss(
                     max([so_far.difference, *(apart(a, b) for a, b in zip(given, wanted, strict=True))]),
                     so_far.labels + _labels_changed(given, wanted),
                     max(so_far.nbytes, parcel.nbytes),
@@ -563,7 +563,7 @@ class Writer:
             raise ExportFailed(f"the whole model in onnxruntime differs by {found:.1e} of the largest element")
         return found
 
-    def _manifest(self, heads: Sequence[Head], whole_difference: float | None) -> None:
+    def _manifest(self, heads: Sequence[ExportedHead], whole_difference: float | None) -> None:
         spec = self.loaded.spec
         pictures, ranks = spec._preprocess, spec._postprocess
         found: dict[str, Any] = {
@@ -634,7 +634,7 @@ def _labels_changed(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor
     return int((found[0].argmax(1) != wanted[0].argmax(1)).sum()) if _are_scores(wanted) else 0
 
 
-def _any(head: Head) -> str:
+def _any(head: ExportedHead) -> str:
     """Format which sizes of a head's inputs may vary."""
     return ", ".join({0: BATCH, 1: LENGTH}[axis] for axis in head.largest)
 

@@ -13,14 +13,14 @@ from typing import Any
 from edge_client.options import HierarchyOptions
 from edge_client.screen import Row, Tabular, one_line, size
 from edge_client.tasks.subject import Model, coverage_text, print_tree, subject_of
-from edge_client.user_input import Loaded, cut_of
+from edge_client.user_input import LoadedModel, cut_of
 from edge_client.user_text import option
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.mapping import Coverage, HierarchyMap, coverage_of, map_of, onnx_export, onnx_halves
 from shared_hooks.mapping.map_file import to_json, write_graphml
 from shared_hooks.mapping.onnx_export import check as check_extra
 from shared_hooks.mapping.onnx_export import export
-from shared_hooks.mapping.onnx_halves import Check, halve, tags_of_half
+from shared_hooks.mapping.onnx_halves import HalvesCheck, halve, tags_of_half
 from shared_hooks.options import takes
 from shared_hooks.planning import LayerInfo, Plan
 
@@ -28,12 +28,12 @@ from shared_hooks.planning import LayerInfo, Plan
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """The ONNX files written: as JSON data, as lines, and the results of --validate."""
 
     facts: Mapping[str, Any]
     lines: list[str]
-    checks: list[tuple[str, Check]]
+    checks: list[tuple[str, HalvesCheck]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class OnnxFiles:
                 raise SpecError(f"{path} cannot be written: there is no folder {Path(path).absolute().parent}")
 
 
-def cut_at(split: str, loaded: Loaded) -> LayerInfo:
+def cut_at(split: str, loaded: LoadedModel) -> LayerInfo:
     found = loaded.wrapped.plan(*loaded.args, **loaded.kwargs).resolve(cut_of(split, loaded.wrapped))
     if found is None:
         raise CutRefused(
@@ -78,7 +78,9 @@ def cut_at(split: str, loaded: Loaded) -> LayerInfo:
     return found
 
 
-def write_onnx(onnx: OnnxFiles, loaded: Loaded, plan: Plan, known: HierarchyMap, layer: LayerInfo | None) -> Written:
+def write_onnx(
+    onnx: OnnxFiles, loaded: LoadedModel, plan: Plan, known: HierarchyMap, layer: LayerInfo | None
+) -> WrittenFiles:
 
     model = loaded.wrapped.model
     made = export(model, plan, loaded.args, loaded.kwargs)
@@ -88,7 +90,7 @@ def write_onnx(onnx: OnnxFiles, loaded: Loaded, plan: Plan, known: HierarchyMap,
     side = onnx_export.sidecar(made.model, tags, known)
     report: dict[str, Any] = {}
     lines: list[str] = []
-    checks: list[tuple[str, Check]] = []
+    checks: list[tuple[str, HalvesCheck]] = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         whole = Path(onnx.whole or scratch / "whole.onnx")
@@ -123,7 +125,7 @@ def write_onnx(onnx: OnnxFiles, loaded: Loaded, plan: Plan, known: HierarchyMap,
             if onnx.validate:
                 chain = onnx_halves.check_chain(paths[0], paths[1], whole, made.tensors, wanted)
                 checks += [(f"{paths[0].name}, {paths[1].name}", check) for check in chain]
-    return Written(report, lines, checks)
+    return WrittenFiles(report, lines, checks)
 
 
 def _described(side: Mapping[str, Any]) -> str:
@@ -137,14 +139,14 @@ class Mapped(Tabular):
     """Result of `edge_client.hierarchy`. A row is a module, in the order of definition, parents first.
 
     ``map``: modules, calls and operations; ``coverage``: which of them ran; ``files``: the ONNX files written;
-    ``checks``: the results of validating them, (file, `Check`).
+    ``checks``: the results of validating them, (file, `HalvesCheck`).
     """
 
     map: HierarchyMap
     coverage: Coverage
     files: Sequence[Path]
-    checks: Sequence[tuple[str, Check]]
-    written: Written | None = None
+    checks: Sequence[tuple[str, HalvesCheck]]
+    written: WrittenFiles | None = None
 
     shown = {  # noqa: RUF012
         "tag": "tag",

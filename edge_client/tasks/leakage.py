@@ -48,7 +48,7 @@ from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
 from edge_client.sweeping.settings import continued, installed
 from edge_client.tasks.subject import Model, subject_of
-from edge_client.user_input import Loaded, NamedInput
+from edge_client.user_input import LoadedModel, NamedInput
 from edge_client.user_text import either, option
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError, near
@@ -303,7 +303,7 @@ def leakage(model: Model, inputs: Data, *, options: LeakageOptions) -> Leaked:
     return Leaked(found, folder, meter.seconds, warnings)
 
 
-def _cuts(loaded: Loaded, splits: str, every: int | None) -> list[str]:
+def _cuts(loaded: LoadedModel, splits: str, every: int | None) -> list[str]:
     names = [name.strip() for name in splits.split(",")]
     if names == ["all"]:
         return ["input", *(name for name, _ in choose(loaded.cuts, None, every or 1))]
@@ -320,7 +320,7 @@ Outcome = dict[str, float]
 class _Meter:
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         items: Sequence[NamedInput],
         others: Sequence[NamedInput],
         codecs: Sequence[str],

@@ -19,7 +19,7 @@ from edge_client.calibrating.inputs import Data, inputs_of, share
 from edge_client.calibrating.outputs import KINDS, MEANS
 from edge_client.calibrating.study import Study
 from edge_client.learning.examples import Examples, examples_of
-from edge_client.learning.training import Terms, Trainer, ladder, parted
+from edge_client.learning.training import Trainer, TrainingTerms, ladder, parted
 from edge_client.options import LearnOptions
 from edge_client.planning.codecs import CodecLoss, LossTable, loss_of, write
 from edge_client.screen import Row, Tabular, printable, size, table
@@ -28,7 +28,7 @@ from edge_client.survey import Say
 from edge_client.sweeping.settings import continued, installed
 from edge_client.tasks.calibrate import percent
 from edge_client.tasks.subject import Model, subject_of
-from edge_client.user_input import Loaded, NamedInput
+from edge_client.user_input import LoadedModel, NamedInput
 from edge_client.user_text import either, option
 from edge_client.user_text import size as parse_size
 from shared_hooks.codecs import Codec, Coded, Grain, temporary
@@ -262,7 +262,7 @@ class _Learning:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         examples: Examples,
         given: Sequence[NamedInput],
         chooses: Sequence[int],
@@ -385,7 +385,7 @@ class _Learning:
 
     def _trained(self, number: int) -> Rung:
         examples, began = self._examples, time.monotonic()
-        terms = Terms(self._epochs, seed=self._seed, classes=self._kind_of() == "classes")
+        terms = TrainingTerms(self._epochs, seed=self._seed, classes=self._kind_of() == "classes")
         trainer = Trainer(examples, self._ladder[number], terms)
         with bar(f"encoder {number + 1} of {len(self._ladder)}", self._epochs, self._progress) as advance:
             found = trainer.run(

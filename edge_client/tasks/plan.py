@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_client import user_text
-from edge_client.adaptive.chain import Placed, Station, best_cuts, measured, parts_of
+from edge_client.adaptive.chain import PlacedPart, Station, best_cuts, measured, parts_of
 from edge_client.call import Load
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
@@ -30,15 +30,15 @@ from edge_client.planning.link import Curve, Link
 from edge_client.planning.mincut import Best, best_set
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
-from edge_client.planning.predict import CUTS_MEASURED, Correction, Power, watts_of
+from edge_client.planning.predict import CUTS_MEASURED, Correction, GivenPower, watts_of
 from edge_client.screen import Column, Row, Tabular, fitted, one_line, printable, size, table
 from edge_client.settings import OWN, chain_of
-from edge_client.survey import Gathered, Wanted, gather
+from edge_client.survey import Gathered, SurveySources, gather
 from edge_client.sweeping import settings
 from edge_client.tasks.engines import TORCH, EnginePlan, EngineTimes, engines_of, measure
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
-from edge_client.user_input import Loaded
+from edge_client.user_input import LoadedModel
 from edge_client.user_text import option
 from shared_hooks.errors import SpecError
 from shared_hooks.files import write_text
@@ -74,7 +74,7 @@ class Planned(Tabular):
     link: Link
     load: Load
     correction: Correction | None
-    power: Power | None
+    power: GivenPower | None
     breaks: Sequence[BreakEven]
     server_is_ours: bool
     warnings: Sequence[str]
@@ -376,7 +376,7 @@ def plan(server: str | None, model: Model, inputs: Any = None, *, options: PlanO
     address = address_of(server)
     subject = subject_of(model, inputs, address, options.credentials)
     as_measured = link is None and options.edge_profile is None and options.edge_speed == 1
-    wanted = Wanted(
+    wanted = SurveySources(
         server=None if address == OWN else address,
         credentials=options.credentials or Credentials(),
         edge_profile=None if options.edge_profile is None else str(options.edge_profile),
@@ -421,7 +421,7 @@ def _with_engine(
     limits: Constraints,
     chooser: Partitioner,
     option: str | None,
-    power: Power | None,
+    power: GivenPower | None,
 ) -> EnginePlan:
     """Return the same plan with the heads of an engine."""
     changed = replace(gathered, edge=times.profile(gathered.edge))
@@ -431,13 +431,13 @@ def _with_engine(
 
 
 def _decided(
-    loaded: Loaded,
+    loaded: LoadedModel,
     gathered: Gathered,
     goal: Objective,
     limits: Constraints,
     chooser: Partitioner,
     option: str | None,
-    power: Power | None,
+    power: GivenPower | None,
 ) -> Planned:
     repredict = partial(gathered.candidates, power=power)
     candidates = repredict()
@@ -481,7 +481,7 @@ def _breaks(
     return break_evens(decision, objective, link, repredict)
 
 
-def _check_form(subject: Subject, loaded: Loaded) -> None:
+def _check_form(subject: Subject, loaded: LoadedModel) -> None:
     """Raise if an input's form differs from the example's, on which both sides are measured."""
     held = next((one for one in subject.inputs if one.item is None), None)
     if held is None:
@@ -534,7 +534,7 @@ class PlannedChain(Tabular):
     """
 
     model: str
-    parts: Sequence[Placed]
+    parts: Sequence[PlacedPart]
     besides_ns: float
     stations: Sequence[Station]
 
@@ -614,7 +614,7 @@ def plan_chain(server: Sequence[str], model: Model, *, options: PlanChainOptions
     subject = subject_of(model, None, chain[0], credentials)
     loaded = subject.load()
     with loaded.wrapped, ExitStack() as stack:
-        wanted = Wanted(server=chain[0], credentials=credentials, seconds=options.seconds)
+        wanted = SurveySources(server=chain[0], credentials=credentials, seconds=options.seconds)
         stations = measured(chain, loaded, wanted, options.say, options.progress)
         cuts = best_cuts(stations)
         found = PlannedChain(loaded.spec.model_id, parts_of(stations, cuts), 0.0, stations)

@@ -19,9 +19,9 @@ from edge_client.pages import render as page_of
 from edge_client.planning.explain import BreakEven, break_evens, explain, round_trip
 from edge_client.planning.generation import (
     KEY,
-    Drafting,
     GenerationCandidate,
-    Measured,
+    MeasuredGeneration,
+    PredictedDrafting,
     Workload,
     check_goal,
     decide_generation,
@@ -59,7 +59,7 @@ class PlannedGeneration(Tabular):
     workload: Workload
     decision: Decision
     candidates: Sequence[GenerationCandidate]
-    measured: Measured
+    measured: MeasuredGeneration
     link: Link
     origin: str
     breaks: Sequence[BreakEven]
@@ -374,7 +374,7 @@ def plan_generation(server: str | None, model: Model, *, options: PlanGeneration
         options.prompt_tokens,
         options.new_tokens,
         None if options.top_logits is None else ("top", options.top_logits),
-        Drafting(options.draft, options.acceptance or 0.0),
+        PredictedDrafting(options.draft, options.acceptance or 0.0),
     )
     memory = options.max_edge_memory
     limits = Constraints(user_text.size(option("max_edge_memory"), memory) if isinstance(memory, str) else memory)
@@ -416,7 +416,7 @@ def _measured(
     seconds: float,
     progress: bool,
     say: Say,
-) -> tuple[Measured, str]:
+) -> tuple[MeasuredGeneration, str]:
     with ExitStack() as stack:
         origin = f"measured with {address}"
         if address is None or address == OWN:

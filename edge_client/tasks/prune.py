@@ -13,7 +13,7 @@ from edge_client.options import PruneOptions
 from edge_client.pruning import data as files
 from edge_client.pruning import page
 from edge_client.pruning.data import Data, Trial, answers, judge, keeps_of, scorings_of, try_all
-from edge_client.pruning.page import Report, Smaller, Way, accuracy_table, served_table, structural_table
+from edge_client.pruning.page import PruneReport, ServedWay, Smaller, accuracy_table, served_table, structural_table
 from edge_client.pruning.page import serve as through_a_server
 from edge_client.screen import Row, Tabular, printable, table
 from edge_client.screen import progress as bar
@@ -43,7 +43,7 @@ class Pruned(Tabular):
     ``report``: all results; ``folder``: where masks, smaller models and report.html are, None if not written.
     """
 
-    report: Report
+    report: PruneReport
     folder: Path | None
 
     shown = {  # noqa: RUF012
@@ -181,7 +181,7 @@ def prune(model: Model, split: str | int, inputs: Data, *, options: PruneOptions
         ways, smaller = _write(options.structural, spec, whole, layer, trial, calibrating, samples, into)
         go = subject.by_name if options.serve is None else options.serve
         served = through_a_server(spec, ways, _spread(judged_on, options.requests), subject.choice) if go else []
-    report = Report(
+    report = PruneReport(
         model=printable(spec.model_id),
         layer=layer,
         trial=trial,
@@ -233,26 +233,26 @@ def _write(
     calibration: Sequence[Sample],
     samples: Sequence[Sample],
     into: Path,
-) -> tuple[list[Way], list[Smaller]]:
+) -> tuple[list[ServedWay], list[Smaller]]:
     """Write the chosen mask for every number of channels, and with --structural the smaller model.
 
     Returns what can be served, and the evaluation of the smaller models.
     """
 
     whole = answers(spec, model, samples)
-    ways, smaller = [Way("whole", trial.captured.channels, layer, None)], []
+    ways, smaller = [ServedWay("whole", trial.captured.channels, layer, None)], []
     for keep in trial.keeps:
         row = trial.chosen(keep)
         assert row is not None  # every number that was tried has a row
         path = into / f"mask-{keep}.safetensors"
         write_mask(path, model, row.mask, layer)
-        ways.append(Way("mask", keep, row.mask.split, path))
+        ways.append(ServedWay("mask", keep, row.mask.split, path))
         if not structural:
             continue
         cut_out = pruned(model, layer, row.mask.keep, calibration)
         path = into / f"pruned-{keep}.safetensors"
         write_pruned(path, model, cut_out, layer)
-        ways.append(Way("pruned", keep, layer, path))
+        ways.append(ServedWay("pruned", keep, layer, path))
         judged = judge(answers(spec, cut_out, samples), whole, samples)
         lost = trial.whole.value - judged.value
         smaller.append(Smaller(keep, row.scoring, judged, lost, _parameters(cut_out), _parameters(model)))

@@ -20,7 +20,7 @@ from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.screen import printable
 from edge_client.settings import OWN, server_of
 from edge_client.survey import models_of
-from edge_client.user_input import Loaded, NamedInput, fails_on, name_of, named_inputs
+from edge_client.user_input import LoadedModel, NamedInput, fails_on, name_of, named_inputs
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import IsthmusError, SpecError
@@ -150,7 +150,7 @@ class Subject:
         if not isinstance(self.spec, ModuleSpec):
             resolve(self.spec.factory, self.spec.folder, f"{self.spec.origin}: factory")
 
-    def load(self, *, on_inputs: bool = False, shallow: bool = False) -> Loaded:
+    def load(self, *, on_inputs: bool = False, shallow: bool = False) -> LoadedModel:
         """Load, wrap and plan the model.
 
         It is planned on the spec's example, which a server measures, too; without one, or with ``on_inputs``, on the
@@ -169,7 +169,7 @@ class Subject:
             try:
                 args, kwargs = example if each is None and example is not None else each.read(self.spec)  # type: ignore[union-attr]
                 inputs = args, kwargs = to_device(args, device), to_device(kwargs, device)
-                return Loaded(self.choice, self.spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
+                return LoadedModel(self.choice, self.spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
             except IsthmusError as error:
                 problem = problem or error
             except Exception as error:

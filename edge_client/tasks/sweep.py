@@ -19,11 +19,11 @@ from edge_client.process import local_server
 from edge_client.screen import Row, Tabular, milliseconds, one_line, printable, size, table
 from edge_client.screen import progress as bar
 from edge_client.settings import OWN
-from edge_client.survey import Say, Wanted, gather
+from edge_client.survey import Say, SurveySources, gather
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import Way, choose, ways_of
 from edge_client.sweeping.report import write
-from edge_client.sweeping.runner import Meter, SweepRun
+from edge_client.sweeping.runner import RequestMeter, SweepRun
 from edge_client.sweeping.settings import (
     Journal,
     Sweeping,
@@ -33,11 +33,11 @@ from edge_client.sweeping.settings import (
     predicted,
     settings_of,
 )
-from edge_client.sweeping.summary import MeasuredWay, Summary
+from edge_client.sweeping.summary import MeasuredWay, SweepSummary
 from edge_client.tasks.engines import ONNXRUNTIME, TORCH, asked, engines_of, in_words
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
-from edge_client.user_input import Loaded, NamedInput, first_readable
+from edge_client.user_input import LoadedModel, NamedInput, first_readable
 from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, either, option
 from shared_hooks.codecs import check
 from shared_hooks.errors import HookRefused, SpecError
@@ -64,7 +64,7 @@ class Swept(Tabular):
     """
 
     folder: Path
-    summary: Summary | None
+    summary: SweepSummary | None
     measured: int
     inputs: int
     ended: str | None = None
@@ -275,7 +275,7 @@ def sweep(server: str | None, model: Model, inputs: Any = None, *, options: Swee
     return Swept(journal.folder, summary, measured, len(items), ended, failure)
 
 
-def _leaks(given: str | Path | LeakageTable | None, codec: str, loaded: Loaded) -> Callable[[str], float | None]:
+def _leaks(given: str | Path | LeakageTable | None, codec: str, loaded: LoadedModel) -> Callable[[str], float | None]:
     """Return the leakage of each way. Raises SpecError for a file of other weights."""
     if given is None:
         return lambda way: None
@@ -286,7 +286,7 @@ def _leaks(given: str | Path | LeakageTable | None, codec: str, loaded: Loaded) 
 
 def _measure(
     how: Sweeping,
-    loaded: Loaded,
+    loaded: LoadedModel,
     subject: Subject,
     ways: Sequence[Way],
     journal: Journal,
@@ -317,7 +317,7 @@ def _measure(
     client.open()
     with bar("sweep", steps, how.progress) as on_step:
         run = SweepRun(
-            Meter(client, loaded.spec, how.codec),
+            RequestMeter(client, loaded.spec, how.codec),
             inputs,
             ways,
             how.repetitions,
@@ -342,7 +342,7 @@ def _measure(
 
 def _server(
     how: Sweeping,
-    loaded: Loaded,
+    loaded: LoadedModel,
     inputs: Sequence[NamedInput],
     journal: Journal,
     objective: Objective,
@@ -357,7 +357,7 @@ def _server(
     if how.predict and journal.read().prediction is None:
         files = [each.item for each in inputs if each.item is not None]
         file = first_readable(loaded.spec, files) if files else None
-        wanted = Wanted(
+        wanted = SurveySources(
             server=how.server,
             credentials=how.credentials or Credentials(),
             file=str(file.path) if file is not None else None,

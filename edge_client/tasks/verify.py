@@ -24,7 +24,7 @@ from edge_client.settings import OWN, chain_of
 from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
 from edge_client.user_text import EDGE_ONLY, option
-from edge_client.witness import Comparison, compare, tolerance_between
+from edge_client.witness import WitnessComparison, compare, tolerance_between
 from shared_hooks.errors import AccessRefused, CutRefused, IsthmusError, ModelFailed, SpecError
 from shared_hooks.modules import holder_modules
 from shared_hooks.options import takes
@@ -48,8 +48,8 @@ class CutVerdict:
 
     layer_id: int
     name: str
-    here: Comparison | None
-    there: Comparison | None
+    here: WitnessComparison | None
+    there: WitnessComparison | None
     refused: bool = False
     reason: str = ""
 
@@ -72,7 +72,7 @@ class Verified:
     """
 
     cuts: tuple[CutVerdict, ...]
-    sides: Comparison | None
+    sides: WitnessComparison | None
     unlike: tuple[str, ...]
     limit: float
     """Largest difference allowed between these two machines; 0 if they are alike."""

@@ -15,7 +15,7 @@ from edge_client.transport.exchange import Exchange, Outgoing
 from edge_client.transport.options import ConnectionOptions, Counters, KeepAlive, State
 from edge_client.transport.outbox import Opening
 from edge_client.transport.times import ServerTimes, Stamps, Times, now_ns
-from edge_client.transport.wire import Part
+from edge_client.transport.wire import PartReport
 
 __all__ = [
     "Connection",
@@ -25,7 +25,7 @@ __all__ = [
     "KeepAlive",
     "Opening",
     "Outgoing",
-    "Part",
+    "PartReport",
     "ServerTimes",
     "Stamps",
     "State",

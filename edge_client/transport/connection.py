@@ -34,7 +34,7 @@ from edge_client.dial import dial, is_loopback
 from edge_client.transport import options, wire
 from edge_client.transport.exchange import Exchange, Opener, Waiting, settle
 from edge_client.transport.options import ConnectionOptions, Counters, KeepAlive, State
-from edge_client.transport.outbox import Area, Inbox, Opening, Outbox
+from edge_client.transport.outbox import Inbox, Opening, Outbox, SendArea
 from protos import PROTOCOL_VERSION
 from protos.frames import ServerFrame, parse_server_frame, serialize_client_frame
 from protos.isthmus.v1 import split_pb2
@@ -433,7 +433,7 @@ class Connection:
         """One stream from the hello to its end: (the permanent error, or None; why it ended)."""
         self.lifecycle.emit(Stage.BEFORE_CONNECT, address=self.address, attempt=self._tries)
         self.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=self._hello.hello)
-        area = Area.made(self._options.area_bytes) if is_loopback(self.address) else None
+        area = SendArea.made(self._options.area_bytes) if is_loopback(self.address) else None
         hello = split_pb2.ClientFrame()
         hello.CopyFrom(self._hello)
         if area is not None:

@@ -37,7 +37,7 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 # last the request is closed with the exchange that it has become, or abandoned.
 
 
-class Line(Protocol):
+class SendQueue(Protocol):
     """What a stream has to send (`edge_client.transport.outbox.Outbox`), as seen by an `Opening`."""
 
     def add(self, opening: Opening, buffers: tuple[memoryview, ...]) -> None: ...
@@ -53,7 +53,7 @@ class Opening:
     def __init__(self, header: split_pb2.RequestHeader, described: split_pb2.ClientFrame) -> None:
         self.header = header
         self.described = described
-        self.line: Line | None = None
+        self.line: SendQueue | None = None
         self.exchange: Exchange | None = None
         """What it has become."""
         self.first_sent: int | None = None
@@ -113,7 +113,7 @@ LEAST: Final = 32 << 10
 """The least bytes of a payload that is put in shared memory."""
 
 
-class Area:
+class SendArea:
     """Shared memory of one stream, ``nbytes`` in size, for payloads. Pages that were never written take no memory.
 
     Not thread-safe, except that another thread may `write` to what `take` returned.
@@ -133,7 +133,7 @@ class Area:
         self._taken: dict[int, tuple[int, int]] = {}
 
     @classmethod
-    def made(cls, nbytes: int) -> Area | None:
+    def made(cls, nbytes: int) -> SendArea | None:
         """Return an area, or None if the system has no such memory or none is wanted."""
         if sys.platform != "linux" or nbytes <= PAGE:
             return None
@@ -188,7 +188,7 @@ class Outbox(Iterator[ClientFrame]):
         hello: split_pb2.ClientFrame,
         chunk_bytes: int,
         lifecycle: Lifecycle | None = None,
-        area: Area | None = None,
+        area: SendArea | None = None,
     ) -> None:
         """``area``: where payloads lie if the server reads it; ``hello`` describes it."""
         self._lifecycle = lifecycle or Lifecycle("edge")

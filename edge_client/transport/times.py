@@ -288,7 +288,7 @@ Report = split_pb2.ReplyHeader | split_pb2.Part
 """The report of the first server of a chain, or of a later one."""
 
 
-class Readings:
+class ReplyReadings:
     """The readings of one reply by number. Raises BadFrame for an unknown number."""
 
     def __init__(self, reply: Report) -> None:
@@ -307,7 +307,7 @@ class Readings:
 
 def layer_metrics(reply: Report) -> list[LayerMetrics]:
     """Return the tail's layers. Raises BadFrame."""
-    readings = Readings(reply)
+    readings = ReplyReadings(reply)
     found = []
     for layer in reply.layers:
         times = layer.inference_ns, layer.output_bytes, _outputs(layer)
@@ -324,7 +324,7 @@ def forward_metrics(reply: Report) -> ForwardMetrics | None:
     forward = reply.forward
     if forward.layers_ns > forward.total_ns:
         raise BadFrame(f"the reply's metrics: layers of {forward.layers_ns} ns in {forward.total_ns} ns")
-    readings = Readings(reply).named(FORWARD_READINGS, forward)
+    readings = ReplyReadings(reply).named(FORWARD_READINGS, forward)
     return ForwardMetrics(
         total_ns=forward.total_ns,
         layers_ns=forward.layers_ns,

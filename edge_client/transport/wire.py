@@ -153,7 +153,7 @@ def step_answer(exchange: Exchange) -> tuple[dict[str, Any], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartReport:
     """The report of a server after the first one of a chain."""
 
     server: str  # its name in the chain
@@ -166,10 +166,10 @@ class Part:
     load: Load | None
 
 
-def part_of(part: split_pb2.Part) -> Part:
+def part_of(part: split_pb2.Part) -> PartReport:
     """Return the report of one server. Raises BadFrame."""
     times = server_times(part.durations)
-    return Part(
+    return PartReport(
         part.server,
         part.cut,
         part.bytes_up,

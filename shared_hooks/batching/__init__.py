@@ -8,9 +8,20 @@ sizes    plans of an example at other sizes, and cuts whose tensors come by name
 May import wrapped, tail, planning, crossing, forward, modules, tensors, sharing, errors.
 """
 
-from shared_hooks.batching.batches import Batches, Joinable, Made
+from shared_hooks.batching.batches import BatchedResult, Batches, Joinable
 from shared_hooks.batching.family import Growth
-from shared_hooks.batching.proof import Part, Proof, apart, joined
-from shared_hooks.batching.sizes import Way, Ways
+from shared_hooks.batching.proof import BatchPart, Proof, apart, joined
+from shared_hooks.batching.sizes import LaterCut, Ways
 
-__all__ = ["Batches", "Growth", "Joinable", "Made", "Part", "Proof", "Way", "Ways", "apart", "joined"]
+__all__ = [
+    "BatchPart",
+    "BatchedResult",
+    "Batches",
+    "Growth",
+    "Joinable",
+    "LaterCut",
+    "Proof",
+    "Ways",
+    "apart",
+    "joined",
+]

@@ -84,7 +84,7 @@ class _BatchKey:
 
 
 @dataclass(frozen=True)
-class Made:
+class BatchedResult:
     """The result of one request of a batch: its output, or what crosses the later cut of a middle part. Outputs of one
     batch may share memory.
     """
@@ -176,7 +176,7 @@ class Batches:
         """Called if a batch failed although no part failed alone: its requests are computed alone for a while."""
         joinable.proof.doubt = Doubt(reason)
 
-    def run(self, earlies: Sequence[EarlyOutput], joinable: Sequence[Joinable]) -> list[Made]:
+    def run(self, earlies: Sequence[EarlyOutput], joinable: Sequence[Joinable]) -> list[BatchedResult]:
         """Return the model's outputs for several frontiers of one batch key, from one tail, or a few if one would be
         too large; of middle parts what crosses the later cut.
 
@@ -186,7 +186,7 @@ class Batches:
         if len({one.batch_key for one in joinable}) > 1:
             raise InputMismatch("frontiers of several cuts, or forms of inputs, are no batch")
         if len(earlies) == 1:
-            return [Made(self.wrapped.forward(earlies[0], end=proof.last.cut if proof.last else None), 1)]
+            return [BatchedResult(self.wrapped.forward(earlies[0], end=proof.last.cut if proof.last else None), 1)]
         if self._is_watched:
             raise CutRefused("modules are observed, and observers would be shown several requests at once")
         self._try(joinable[0], sum(rows))
@@ -202,10 +202,10 @@ class Batches:
         parts = proof.apart(tensors, rows)
         self._spot_check(proof, earlies, rows, parts)
         if proof.last is None:
-            return [Made(unflatten(structure, own, self._find), len(rows)) for own in parts]
+            return [BatchedResult(unflatten(structure, own, self._find), len(rows)) for own in parts]
         targets = [self.wrapped.crossing_at(early, proof.last.cut) for early in earlies]
         crossed = map(proof.crossing, parts, rows, targets)
-        return [Made(one, len(rows)) for one in crossed]
+        return [BatchedResult(one, len(rows)) for one in crossed]
 
     def _spot_check(
         self, proof: Proof, earlies: Sequence[EarlyOutput], rows: Sequence[int], own: Sequence[list[torch.Tensor]]

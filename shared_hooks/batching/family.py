@@ -104,7 +104,7 @@ def order_of(form: TensorForm) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Samples:
+class RandomInputs:
     """Creates random inputs for ``forms``; those with ``batched`` have their rows in dimension ``axis``.
 
     ``example``: the tensors of the model's own example, if its inputs have the same form; else None.
@@ -205,7 +205,7 @@ class Family:
         self._context = crossing.context
         if not self._is_foreseen() and example is None:
             raise CutRefused("what the model does with inputs given like these cannot be foreseen, and is not tried")
-        self._samples = Samples(crossing.inputs, rows.batched, rows.axis, example, wrapped.device)
+        self._samples = RandomInputs(crossing.inputs, rows.batched, rows.axis, example, wrapped.device)
         self.plans = [self._plan(size) for size in SIZES]
 
     def inputs(self, rows: int) -> Inputs:

@@ -3,7 +3,7 @@
 Three plans have identified the rows' dimension of every tensor. Here the tail itself runs: rows together give what they
 give alone, within rounding; in another order, the same in that order; and whatever one row contains (another sample,
 NaN everywhere), the others are equal to the last bit. A new number of rows is tested once more. What chosen data could
-do and random data do not is detected by the kernels (`Decisions`).
+do and random data do not is detected by the kernels (`KernelWatch`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shared_hooks.tensors.staging import wait
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """``rows`` of a batch: their frontier, and their cut as the batch's plans describe it."""
 
     early: EarlyOutput
@@ -43,7 +43,7 @@ class Part:
     crossing: Crossing
 
 
-def joined(parts: Sequence[Part], crossing: Crossing, pieces: Sequence[Growth | None]) -> EarlyOutput:
+def joined(parts: Sequence[BatchPart], crossing: Crossing, pieces: Sequence[Growth | None]) -> EarlyOutput:
     """Return the frontier of all rows, in the order of ``parts``, in memory of its own, so that a tail may write to it.
 
     ``crossing``: the cut for so many rows; ``pieces``: how each of its pieces grows. A piece that does not grow must be
@@ -84,7 +84,7 @@ def apart(
     return found
 
 
-def _pieces(part: Part) -> list[torch.Tensor]:
+def _pieces(part: BatchPart) -> list[torch.Tensor]:
     """Return the part's pieces as the batch's plans have them: of a storage that came completely, what is read
     of it.
     """
@@ -136,7 +136,7 @@ _PLAIN = frozenset(
 )
 
 
-class Decisions(TorchDispatchMode):
+class KernelWatch(TorchDispatchMode):
     """Watches the kernels of one tail. Raises CutRefused, naming the kernel."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Decisions(TorchDispatchMode):
             raise CutRefused("it gives integers or truth values that come of data, which rounding may change")
 
 
-def check_sizes(seen: Sequence[Decisions], rows: Sequence[int]) -> None:
+def check_sizes(seen: Sequence[KernelWatch], rows: Sequence[int]) -> None:
     """Compare tails of ``rows`` rows each; the first, of one row, may take another path. Raises CutRefused."""
     names = [[name for name, _ in one.sizes] for one in seen]
     if rows[0] == 1 and names[0] != names[1]:
@@ -247,7 +247,7 @@ class Proof:
         self.last: CutOfAnyBatch | None = family.cut(end) if end else None
         self.wrapped = family.wrapped
         self._parts = [self._sample(family, rows) for rows in SIZES]
-        seen = [Decisions() for _ in SIZES]
+        seen = [KernelWatch() for _ in SIZES]
         alone = [self._watched(part, one) for part, one in zip(self._parts, seen, strict=True)]
         check_sizes(seen, SIZES)
         self.structure: Structure = alone[0][0]
@@ -275,7 +275,7 @@ class Proof:
 
     def joined(self, earlies: Sequence[EarlyOutput], rows: Sequence[int]) -> EarlyOutput:
         """Several frontiers as one; see `joined`."""
-        parts = [Part(early, count, self.cut.at(count)) for early, count in zip(earlies, rows, strict=True)]
+        parts = [BatchPart(early, count, self.cut.at(count)) for early, count in zip(earlies, rows, strict=True)]
         return joined(parts, self.cut.at(sum(rows)), self.cut.pieces)
 
     def apart(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Tensors]:
@@ -335,11 +335,11 @@ class Proof:
         self._compare(order, f"{rows} rows together")
         self._tried.add(rows)
 
-    def _sample(self, family: Family, rows: int) -> Part:
+    def _sample(self, family: Family, rows: int) -> BatchPart:
         args, kwargs = family.inputs(rows)
-        return Part(self.wrapped.head(self.cut.cut, *args, **kwargs), rows, self.cut.at(rows))
+        return BatchPart(self.wrapped.head(self.cut.cut, *args, **kwargs), rows, self.cut.at(rows))
 
-    def _watched(self, part: Part, decisions: Decisions) -> tuple[Structure, Tensors]:
+    def _watched(self, part: BatchPart, decisions: KernelWatch) -> tuple[Structure, Tensors]:
         """Return a tail's output, after checking that no kernel may mix rows."""
         self.output(part.early, part.rows)  # rehearsing and building are not the tail's own time
         with decisions:
@@ -347,7 +347,7 @@ class Proof:
         decisions.check_result(tensors)
         return structure, tensors
 
-    def _prove(self, others: list[Part]) -> None:
+    def _prove(self, others: list[BatchPart]) -> None:
         together = self._compare([0, 1, 2], "rows together")
         self._compare([2, 0, 1], "rows in another order")
         for number in range(len(SIZES)):
@@ -367,13 +367,13 @@ class Proof:
                 raise CutRefused(f"{what} do not give what they give alone")
         return found
 
-    def _time(self, parts: Sequence[Part]) -> None:
+    def _time(self, parts: Sequence[BatchPart]) -> None:
         started = time.perf_counter()
         self._run(parts)
         wait(self.wrapped.device)
         self.seconds.add(sum(part.rows for part in parts), time.perf_counter() - started)
 
-    def _run(self, parts: Sequence[Part]) -> list[Tensors]:
+    def _run(self, parts: Sequence[BatchPart]) -> list[Tensors]:
         """Return the outputs of each part, from one tail."""
         rows = [part.rows for part in parts]
         structure, tensors = self.output(self.joined([part.early for part in parts], rows), sum(rows))
@@ -392,13 +392,13 @@ def _growths(outputs: Sequence[Tensors]) -> tuple[Growth, ...]:
     return tuple(found)
 
 
-def _poisoned(part: Part, grows: Sequence[Growth | None]) -> Part:
+def _poisoned(part: BatchPart, grows: Sequence[Growth | None]) -> BatchPart:
     """Return the values with NaN wherever possible, except in what belongs to no row."""
     pieces = [
         torch.full_like(piece, torch.nan) if own is not None and piece.dtype.is_floating_point else piece
         for piece, own in zip(part.early.pieces, grows, strict=True)
     ]
-    return Part(replace(part.early, pieces=tuple(pieces)), part.rows, part.crossing)
+    return BatchPart(replace(part.early, pieces=tuple(pieces)), part.rows, part.crossing)
 
 
 def _identical(one: torch.Tensor, other: torch.Tensor) -> bool:

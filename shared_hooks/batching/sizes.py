@@ -301,7 +301,7 @@ GAIN: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchingCut:
     """A cut with batches; its proof is kept elsewhere."""
 
     batch_key: int
@@ -310,12 +310,12 @@ class Cut:
     proof: ReferenceType[Proof]
 
     @classmethod
-    def of(cls, joinable: Joinable) -> Cut:
+    def of(cls, joinable: Joinable) -> BatchingCut:
         return cls(joinable.batch_key, joinable.form, joinable.position, ref(joinable.proof))
 
 
 @dataclass(frozen=True)
-class Way:
+class LaterCut:
     """Some rows of a cut may run on to a later one, which takes ``seconds``. ``sure``: digests of descriptions from
     which it was seen to lead there.
     """
@@ -330,15 +330,15 @@ class Ways:
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
         self._lock = threading.Lock()
-        self._cuts: OrderedDict[int, Cut] = OrderedDict()
+        self._cuts: OrderedDict[int, BatchingCut] = OrderedDict()
         """By batch key, the cut whose requests came last."""
-        self._ways: OrderedDict[tuple[int, int, int], Way | Doubt] = OrderedDict()
+        self._ways: OrderedDict[tuple[int, int, int], LaterCut | Doubt] = OrderedDict()
         """By batch key, rows, and the later key."""
 
     def record(self, joinable: Joinable) -> None:
         """Record a request at this cut."""
         with self._lock:
-            self._cuts[joinable.batch_key] = Cut.of(joinable)
+            self._cuts[joinable.batch_key] = BatchingCut.of(joinable)
             self._cuts.move_to_end(joinable.batch_key)
             while len(self._cuts) > MAX_CUTS:
                 self._cuts.popitem(last=False)
@@ -358,7 +358,7 @@ class Ways:
             return False
         last = unknown[-1]
         try:
-            found: Way | Doubt = self._tried(joinable, last)
+            found: LaterCut | Doubt = self._tried(joinable, last)
         except IsthmusError as error:
             found = Doubt(str(error))
         with self._lock:
@@ -367,21 +367,21 @@ class Ways:
                 self._ways.popitem(last=False)
         return True
 
-    def _known(self, joinable: Joinable, last: int) -> Way | Doubt | None:
+    def _known(self, joinable: Joinable, last: int) -> LaterCut | Doubt | None:
         found = self._ways.get((joinable.batch_key, joinable.rows, last))
         return None if isinstance(found, Doubt) and found.is_over else found
 
-    def _tried(self, joinable: Joinable, last: Cut) -> Way:
+    def _tried(self, joinable: Joinable, last: BatchingCut) -> LaterCut:
         if (proof := last.proof()) is None:
             raise CutRefused("requests no longer join there")
         early = joinable.proof.sample(joinable.rows)
-        way = Way()
+        way = LaterCut()
         self.run(way, early, joinable.rows, proof)  # plans, and builds the middle part
         way.seconds.clear()
         self.run(way, early, joinable.rows, proof)
         return way
 
-    def run(self, way: Way, early: EarlyOutput, rows: int, last: Proof) -> EarlyOutput:
+    def run(self, way: LaterCut, early: EarlyOutput, rows: int, last: Proof) -> EarlyOutput:
         """Return what crosses the later cut, of which ``last`` is the proof; ``early`` is not modified.
 
         Raises CutRefused if that is another cut than its batches have.
@@ -397,11 +397,11 @@ class Ways:
         way.seconds.add(rows, time.perf_counter() - started)
         return found
 
-    def way(self, joinable: Joinable, last: int) -> Way | None:
+    def way(self, joinable: Joinable, last: int) -> LaterCut | None:
         """Return the span from a request's cut to the cut of another batch key."""
         with self._lock:
             found = self._known(joinable, last)
-        return found if isinstance(found, Way) else None
+        return found if isinstance(found, LaterCut) else None
 
     def compatible_keys(self, batch_key: int, waiting: Callable[[int], int], most: int) -> list[int]:
         """Return the batch keys whose requests are worth joining with those of ``batch_key``: ``waiting`` returns the
@@ -411,7 +411,10 @@ class Ways:
             pairs = [
                 (first, rows, last, way)
                 for (first, rows, last), way in self._ways.items()
-                if isinstance(way, Way) and batch_key in (first, last) and first in self._cuts and last in self._cuts
+                if isinstance(way, LaterCut)
+                and batch_key in (first, last)
+                and first in self._cuts
+                and last in self._cuts
             ]
             cuts = dict(self._cuts)
         found = []
@@ -421,7 +424,9 @@ class Ways:
                 found.append(other)
         return found
 
-    def _pays(self, first: Cut, last: Cut, way: Way, rows: int, waiting: Callable[[int], int], most: int) -> bool:
+    def _pays(
+        self, first: BatchingCut, last: BatchingCut, way: LaterCut, rows: int, waiting: Callable[[int], int], most: int
+    ) -> bool:
         """Return whether rows take less time as one batch at the later cut than in the batches that each cut would
         have.
         """

@@ -379,7 +379,7 @@ def _piece(data: Any, number: int, tensors: dict[str, torch.Tensor]) -> Piece:
     return Piece(net.eval(), frequencies)
 
 
-class Learned(Codec):
+class LearnedCodec(Codec):
     """The codec of one file. It sends everything raw itself: `at` returns the codec of a piece of its cut."""
 
     lossless = False
@@ -448,7 +448,7 @@ class _OfPiece(Codec):
     lossless = False
     listed = False
 
-    def __init__(self, whole: Learned, number: int, piece: Piece) -> None:
+    def __init__(self, whole: LearnedCodec, number: int, piece: Piece) -> None:
         self.name = whole.name  # type: ignore[misc]
         self._whole, self._number, self._piece = whole, number, piece
         self._elsewhere: dict[torch.device, Bottleneck] = {}
@@ -512,11 +512,11 @@ def flat_of(
     return rows.reshape(-1)
 
 
-def read(path: str | Path) -> Learned:
+def read(path: str | Path) -> LearnedCodec:
     """Read a codec from a file. Raises SpecError that names the file."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}") from error
-    return Learned(LearnedFile.from_bytes(data, str(path)), str(path))
+    return LearnedCodec(LearnedFile.from_bytes(data, str(path)), str(path))

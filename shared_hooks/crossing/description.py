@@ -160,7 +160,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadForm:
     """At ``place`` the operation ``name`` reads a Python value from data; every request sends one of this form
     (`trees.form_of`).
     """
@@ -205,7 +205,7 @@ class Crossing:
     marks: tuple[Mark, ...]
     fills: tuple[Fill, ...]
     given: tuple[Given, ...]
-    reads: tuple[Read, ...]
+    reads: tuple[ReadForm, ...]
     layouts: tuple[Layout, ...]
     path_digest: str
     plan_digest: str = ""

@@ -102,7 +102,7 @@ def by_truth(args: tuple[Any, ...]) -> bool:
 _PROPERTIES = frozenset({"__get__", "__set__"})
 
 
-class Kind(enum.Enum):
+class CallKind(enum.Enum):
     """How a call of a torch function is treated."""
 
     FORM = "reads no data: shapes, dtypes, devices"
@@ -191,22 +191,22 @@ def is_mapped(tensors: list[torch.Tensor]) -> bool:
     return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
-def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
+def kind_of(name: str, has_tensors: bool, result: Any) -> CallKind:
     """Return how a call with this result is treated; ``has_tensors``: a tensor was among its arguments."""
     if isinstance(result, torch.Tensor):
-        return Kind.TENSOR
+        return CallKind.TENSOR
     if result is None:
         # an operation without a result writes, or reads (an assertion); except for properties that do not exist
-        return Kind.EFFECT if has_tensors and not name.endswith(".__get__") and not is_form(name) else Kind.FORM
+        return CallKind.EFFECT if has_tensors and not name.endswith(".__get__") and not is_form(name) else CallKind.FORM
     if (
         isinstance(result, (list, tuple))
         and not isinstance(result, torch.Size)
         and next(tensors_of(result), None) is not None
     ):
-        return Kind.TENSOR
+        return CallKind.TENSOR
     if not has_tensors or result is NotImplemented or isinstance(result, _FORM_TYPES) or is_form(name):
-        return Kind.FORM
-    return Kind.VALUE
+        return CallKind.FORM
+    return CallKind.VALUE
 
 
 def is_form(name: str) -> bool:

@@ -198,7 +198,7 @@ def run_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         running.reset(token)
 
 
-class Frame:
+class CallFrame:
     """A module call in progress."""
 
     __slots__ = ("has_child", "info", "number")
@@ -225,7 +225,7 @@ class Session:
         self.modules = modules
         self.measurement = measurement
         self.save = save
-        self.stack: list[Frame] = []
+        self.stack: list[CallFrame] = []
         self.counts: dict[str, int] = {}
         self.next_layer = 0
         self.banked: dict[int | str, Any] = {}
@@ -247,7 +247,7 @@ class Session:
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = info.path
         number = self.counts[path] = self.counts.get(path, 0) + 1
-        frame = Frame(info, number)
+        frame = CallFrame(info, number)
         stack = self.stack
         if stack:
             stack[-1].has_child = True
@@ -270,10 +270,10 @@ class Session:
             self.next_layer += 1
         return output
 
-    def module_done(self, frame: Frame, output: Any) -> None:
+    def module_done(self, frame: CallFrame, output: Any) -> None:
         """Called after each module, layer or not."""
 
-    def layer_done(self, frame: Frame, output: Any) -> None:
+    def layer_done(self, frame: CallFrame, output: Any) -> None:
         """Called after each layer; its id is ``next_layer``."""
         if self.save:
             number, name = self.next_layer, layer_name(frame)
@@ -289,7 +289,7 @@ class Session:
         return [] if self.measurement is None else self.measurement.layer_metrics()
 
 
-def layer_name(frame: Frame) -> str:
+def layer_name(frame: CallFrame) -> str:
     """Return the module path, with ``#n`` from the second call on."""
     return call_name(frame.info.path, frame.number)
 

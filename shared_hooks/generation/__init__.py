@@ -21,9 +21,9 @@ gates          ... where they meet: modules that are row-wise, blocks with a cac
 """
 
 from shared_hooks.generation.asking import Need, needed
-from shared_hooks.generation.edge_session import EdgeLink, InProcess, Link, StepReply
+from shared_hooks.generation.edge_session import EdgeLink, InProcess, StepLink, StepReply
 from shared_hooks.generation.hidden import is_state, register_state
-from shared_hooks.generation.middle import MiddleSession
+from shared_hooks.generation.middle import MiddleDecodingSession
 from shared_hooks.generation.remote_tensor import RemoteRead
 from shared_hooks.generation.session import DecodingSession, DecodingTail
 from shared_hooks.generation.split import SplitForward, StepRecord
@@ -33,11 +33,11 @@ __all__ = [
     "DecodingTail",
     "EdgeLink",
     "InProcess",
-    "Link",
-    "MiddleSession",
+    "MiddleDecodingSession",
     "Need",
     "RemoteRead",
     "SplitForward",
+    "StepLink",
     "StepRecord",
     "StepReply",
     "is_state",

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from shared_hooks.generation.edge_session import Pending
-from shared_hooks.generation.head import Head
+from shared_hooks.generation.edge_session import PendingStep
+from shared_hooks.generation.head import GenerationHead
 from shared_hooks.generation.hidden import is_state_class
-from shared_hooks.generation.inputs import LITERALS, Node
+from shared_hooks.generation.inputs import LITERALS, StateNode
 from shared_hooks.generation.mirror import Forms, Mirror, Snapshot
 from shared_hooks.tensors import identical
 
@@ -38,7 +38,7 @@ class NextCall:
     tokens: int
 
 
-class Foresight(Protocol):
+class CallForesight(Protocol):
     """Predicts the next calls of ``model``."""
 
     @property
@@ -59,7 +59,7 @@ class Foresight(Protocol):
         ...
 
 
-foresight: ContextVar[Foresight | None] = ContextVar("isthmus_foresight", default=None)
+foresight: ContextVar[CallForesight | None] = ContextVar("isthmus_foresight", default=None)
 """Predicts the calls of this context."""
 
 
@@ -74,9 +74,9 @@ class Foreseen:
     tokens: int
     expected: Forms
     done: list[Any]
-    head: Head
+    head: GenerationHead
     message: tuple[dict[str, Any], list[torch.Tensor]]
-    pending: Pending
+    pending: PendingStep
     marks: dict[str, Any]
     after: Snapshot
 
@@ -112,25 +112,25 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Growth:
+class AnswerGrowth:
     """What one answer has changed. ``places``: by how much the sizes, or the number, of each value grew.
     ``nodes_changed``: of the mirror on which it was seen.
     """
 
     tokens: int
     nodes_changed: int
-    places: list[tuple[Node, Any, tuple[int, ...]]]
+    places: list[tuple[StateNode, Any, tuple[int, ...]]]
 
     @classmethod
-    def seen(cls, mirror: Mirror, before: Snapshot, tokens: int) -> Growth | None:
+    def seen(cls, mirror: Mirror, before: Snapshot, tokens: int) -> AnswerGrowth | None:
         """Return the growth since ``before``, with ``tokens`` more; None if anything did not just grow."""
-        places: list[tuple[Node, Any, tuple[int, ...]]] = []
+        places: list[tuple[StateNode, Any, tuple[int, ...]]] = []
         if tokens < 1 or mirror.nodes_changed != before.nodes_changed:
             return None
         for node, forms, _ in before.contents:
             for key, form in node.forms.items():
                 was = forms.get(key)
-                if form is was or isinstance(form, Node) or form == was:
+                if form is was or isinstance(form, StateNode) or form == was:
                     continue
                 grown = _grown(was, form)
                 if grown is None:
@@ -144,13 +144,13 @@ class Growth:
         """
         if mirror.nodes_changed != self.nodes_changed:
             return False
-        changes: list[tuple[Any, Node, Any]] = []
+        changes: list[tuple[Any, StateNode, Any]] = []
         for node, key, grown in self.places:
             if any(one * tokens % self.tokens for one in grown):
                 return False
             more = tuple([one * tokens // self.tokens for one in grown])
             form = node.forms.get(key)
-            if form is None or isinstance(form, Node):
+            if form is None or isinstance(form, StateNode):
                 return False
             if form[0] == "m":
                 shape = tuple([size + one for size, one in zip(form[1], more, strict=True)])
@@ -165,7 +165,7 @@ class Growth:
 
 def _grown(was: Any, form: Any) -> tuple[int, ...] | None:
     """Return by how much a value grew; None if it changed otherwise."""
-    if was is None or isinstance(was, Node) or was[0] != form[0]:
+    if was is None or isinstance(was, StateNode) or was[0] != form[0]:
         return None
     if form[0] == "m" and len(was[1]) == len(form[1]) and was[3] == form[3] and form[2] == _dense(form[1]):
         return tuple([new - old for new, old in zip(form[1], was[1], strict=True)])

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from shared_hooks.errors import MALFORMED, BadFrame
 from shared_hooks.forward import arguments_of, is_form, name_of
 from shared_hooks.generation.inputs import check_sizes
-from shared_hooks.generation.remote_tensor import Derived, Part, RemoteRead, RemoteTensor
+from shared_hooks.generation.remote_tensor import Derived, RemoteRead, RemoteTensor, ResultPart
 from shared_hooks.tensors import dtype_name, dtype_named
 
 Entry = list[Any]
@@ -34,7 +34,7 @@ Line = tuple[CodeType, int]
 _PLAIN = (bool, int, float, complex)
 
 
-class Diverged(Exception):
+class TailDiverged(Exception):
     """The tail does not do the same as the head before the cut."""
 
 
@@ -62,7 +62,7 @@ class Watch(TorchFunctionMode):
         return result
 
 
-class Replay(TorchFunctionMode):
+class BankReplay(TorchFunctionMode):
     """Answers reads of remote tensors from the bank while the tail replays the prefix; other reads must agree with it.
 
     No local tensor gets the memory of a remote one: there is none, and the process would crash.
@@ -98,9 +98,9 @@ class Replay(TorchFunctionMode):
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
-        """Called at the cut. Raises `Diverged` if the head read more."""
+        """Called at the cut. Raises `TailDiverged` if the head read more."""
         if self._taken != len(self._entries):
-            raise Diverged("the head read more values than this side comes to")
+            raise TailDiverged("the head read more values than this side comes to")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -134,7 +134,7 @@ class Replay(TorchFunctionMode):
         elif kind in _PLAIN or (kind is list and not arguments_of((result,), {})):
             name = name_of(func)
             if not is_form(name) and arguments_of(args, kwargs or {}) and self._next(name)[2] != result:
-                raise Diverged(f"{name}() gives {result!s:.40} here, and another value on the edge")
+                raise TailDiverged(f"{name}() gives {result!s:.40} here, and another value on the edge")
         return result
 
     def _new(self, frame: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,7 +142,7 @@ class Replay(TorchFunctionMode):
         if type(found) is not torch.Tensor or torch._C._functorch.is_functorch_wrapped_tensor(found):
             return found
         if line in self._written:
-            origin = Part(Derived(partial(func, *args, **kwargs), (), {}), None)
+            origin = ResultPart(Derived(partial(func, *args, **kwargs), (), {}), None)
             return RemoteTensor(found.shape, found.stride(), found.dtype, found.device, origin)
         self.made[found.untyped_storage()._cdata] = line
         return found
@@ -156,7 +156,7 @@ class Replay(TorchFunctionMode):
         except MALFORMED as error:
             raise BadFrame("malformed bank of values") from error
         if (where, what) != (self._frames[-1], name):
-            raise Diverged(f"{name}() in {self._frames[-1]!r} where the head has {what!s:.40}() in {where!s:.80}")
+            raise TailDiverged(f"{name}() in {self._frames[-1]!r} where the head has {what!s:.40}() in {where!s:.80}")
         self._taken += 1
         return entry
 

@@ -20,7 +20,7 @@ from shared_hooks.tensors import ClassFinder, classes_of
 
 
 @dataclass(frozen=True)
-class Cut:
+class GenerationCut:
     """A cut. ``name``: a module's path, with ``#n`` for its n-th call. ``above``: the modules around it, whose own code
     runs on both sides.
     """
@@ -31,7 +31,7 @@ class Cut:
     above: frozenset[str]
 
     @classmethod
-    def of(cls, model: nn.Module, name: str) -> Cut:
+    def of(cls, model: nn.Module, name: str) -> GenerationCut:
         """Return the cut of this name. Raises UnknownLayer and CutRefused."""
         path, number = tables.call_parts(name)
         if path == "":
@@ -53,7 +53,7 @@ class Cut:
         return cls(name, path, number, frozenset(above))
 
 
-def check_order(first: Cut, second: Cut) -> None:
+def check_order(first: GenerationCut, second: GenerationCut) -> None:
     """Check that a part may run from one cut to the other. Raises CutRefused."""
     if not first.above <= second.above or second.path in first.above:
         raise CutRefused(

@@ -50,7 +50,7 @@ class StepReply:
     batch_size: int = 1
 
 
-class Link(Protocol):
+class StepLink(Protocol):
     """The sessions on the other side, by a number that the caller chooses."""
 
     def step(
@@ -71,7 +71,7 @@ class Link(Protocol):
         """Release a session. Never raises."""
 
 
-class Pending(Protocol):
+class PendingStep(Protocol):
     """A step that was sent. ``bytes_up``: of its header and payload."""
 
     @property
@@ -90,7 +90,7 @@ class Pending(Protocol):
         """Cancel it; the server may still compute it. Never raises."""
 
 
-class EdgeLink(Link, Protocol):
+class EdgeLink(StepLink, Protocol):
     """A link of the side that calls the model."""
 
     def step(
@@ -102,8 +102,8 @@ class EdgeLink(Link, Protocol):
         fork: tuple[int, int] | None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> StepReply:
-        """As `Link.step`. ``meanwhile``: checks of this side, made while the other one computes; an error of theirs is
-        raised in place of the answer.
+        """As `StepLink.step`. ``meanwhile``: checks of this side, made while the other one computes; an error of theirs
+        is raised in place of the answer.
         """
 
     @property
@@ -113,7 +113,7 @@ class EdgeLink(Link, Protocol):
 
     def begin(
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
-    ) -> Pending:
+    ) -> PendingStep:
         """As `step`, without waiting for the answer. The server computes the steps of a session in order.
 
         ``branch``: how often steps have been taken back; steps of an earlier branch are not computed any more.
@@ -137,7 +137,7 @@ class InProcess:
 
     def begin(
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
-    ) -> Pending:
+    ) -> PendingStep:
         """As `EdgeLink.begin`; the step is computed at once."""
         try:
             if branch > self._branches.get(session, 0) and number <= self.steps.get(session, -1):
@@ -157,7 +157,7 @@ class InProcess:
         fork: tuple[int, int] | None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> StepReply:
-        """As `Link.step`; BadFrame for steps out of order."""
+        """As `StepLink.step`; BadFrame for steps out of order."""
         up = Parcel.of_tensors(header, tensors)
         meta, came = Parcel.tensors(up.header, self._through(up))
         if fork is not None and number == 0:
@@ -193,7 +193,7 @@ class InProcess:
         return data
 
     def close(self, session: int) -> None:
-        """As `Link.close`."""
+        """As `StepLink.close`."""
         gone = self.sessions.pop(session, None)
         if gone is not None:
             gone.close()
@@ -202,7 +202,7 @@ class InProcess:
 
 @dataclass(frozen=True)
 class _Answered:
-    """A `Pending` whose step is over."""
+    """A `PendingStep` whose step is over."""
 
     reply: StepReply | None
     error: IsthmusError | None = None
@@ -235,7 +235,7 @@ are written to.
 
 
 @dataclass(frozen=True)
-class Call:
+class SessionCall:
     """One call. ``state``: the name of the argument with the state, if any. ``done``: what was done to it before."""
 
     values: dict[str, Any]
@@ -250,12 +250,12 @@ class Call:
         return self.values if self.state is None else {**self.values, self.state: state}
 
 
-class Calls:
+class SessionCalls:
     """The calls of one session in order; ``opening``: the form of its state at the first one."""
 
     def __init__(self) -> None:
         self.opening: Any = None
-        self.entries: list[Call] = []
+        self.entries: list[SessionCall] = []
 
     def add(self, kwargs: dict[str, Any], done: list[Any]) -> None:
         """Record a call."""
@@ -270,11 +270,11 @@ class Calls:
             elif type(value) not in LITERALS:
                 versions += [(tensor, version_of(tensor)) for tensor in tensors_in(value)]
             values[name] = value
-        self.entries.append(Call(values, versions, state, list(done)))
+        self.entries.append(SessionCall(values, versions, state, list(done)))
 
-    def copied(self) -> Calls:
+    def copied(self) -> SessionCalls:
         """Return a copy for a session that continues from here independently."""
-        made = Calls()
+        made = SessionCalls()
         made.opening, made.entries = self.opening, list(self.entries)
         return made
 
@@ -321,7 +321,7 @@ class History:
 class EdgeSession:
     """One session; `number` is its next step."""
 
-    def __init__(self, link: Link, private: frozenset[str] | None, history_bytes: int) -> None:
+    def __init__(self, link: StepLink, private: frozenset[str] | None, history_bytes: int) -> None:
         self.link = link
         self.id = next(_ids)
         self.number = 0
@@ -345,7 +345,7 @@ class EdgeSession:
         self.random: str | None = None
         """The digest of its generator's state, if it draws."""
         self.history = History(history_bytes)
-        self.calls = Calls()
+        self.calls = SessionCalls()
         self.foreseen: deque[Any] = deque()
         """Steps after the current one that are in progress (`ahead.Foreseen`)."""
         self.bytes_in_vain = 0
@@ -408,7 +408,7 @@ class EdgeSession:
         """Restore what was sent and received before a step that failed."""
         self.__dict__.update(marks)
 
-    def begin(self, header: dict[str, Any], tensors: list[torch.Tensor], after: int = 0) -> Pending:
+    def begin(self, header: dict[str, Any], tensors: list[torch.Tensor], after: int = 0) -> PendingStep:
         """Send a step, whose answer `send` waits for. ``after``: the number of steps in progress before it.
 
         The session must be open.
@@ -417,14 +417,14 @@ class EdgeSession:
             self._hold_copies()
         _add_layouts(header, tensors)
         link: Any = self.link
-        pending: Pending = link.begin(self.id, self.number + after, header, tensors, self.branch)
+        pending: PendingStep = link.begin(self.id, self.number + after, header, tensors, self.branch)
         return pending
 
     def send(
         self,
         header: dict[str, Any],
         tensors: list[torch.Tensor],
-        pending: Pending | None = None,
+        pending: PendingStep | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> StepReply:
         """Make one step; ``pending``: it is in progress. ``meanwhile``: see `EdgeLink.step`. A lost session is rebuilt

@@ -28,7 +28,7 @@ from shared_hooks.state import PythonState
 from shared_hooks.state.probes import Dice
 from shared_hooks.tensors import tensors_in
 
-__all__ = ["BlockGate", "Entry", "Form", "Gate", "Request", "RowGate", "is_row_wise", "nobodys", "travelling"]
+__all__ = ["BlockGate", "Form", "Gate", "GateRequest", "RowGate", "ShimEntry", "is_row_wise", "nobodys", "travelling"]
 
 
 # A gate replaces the forward of one module: calls that run in lock-step meet there and run as one. It lies below the
@@ -158,7 +158,7 @@ _copied_parts: Any = torch.split_with_sizes_copy  # annotated for its other vari
 class Participant(Protocol):
     """One of the calls in lockstep."""
 
-    def arrive(self, gate: Gate, form: Form, request: Request) -> Any:
+    def arrive(self, gate: Gate, form: Form, request: GateRequest) -> Any:
         """Return the module's result for a request, possibly together with others."""
 
     @property
@@ -196,14 +196,14 @@ def _sees_inside() -> bool:
     return runner is not None and not runner.is_bare and getattr(runner, "sees_inside", True)
 
 
-class Request(Protocol):
+class GateRequest(Protocol):
     """A call that has reached a gate."""
 
     def alone(self) -> Any:
         """Run the module for this call alone."""
 
 
-class Entry:
+class ShimEntry:
     """What a module's shim calls: its own forward, or its gate, which copies of the module share."""
 
     __slots__ = ("forward", "gate")
@@ -453,7 +453,7 @@ def _parameters(forward: Callable[..., Any]) -> list[str]:
 
 
 class _BlockCall:
-    """A call of a block with one token per row and a state; a `Request`."""
+    """A call of a block with one token per row and a state; a `GateRequest`."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from torch import nn
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import HookExitException, is_mapped
 from shared_hooks.generation.bank import Watch
-from shared_hooks.generation.cut import Cut
+from shared_hooks.generation.cut import GenerationCut
 from shared_hooks.generation.hidden import InsideCalls, is_state, is_state_class
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
@@ -26,7 +26,7 @@ MOST_VALUES = 1_000_000
 """The maximum number of values that one call is given, including nested ones."""
 
 
-class Call:
+class HeadCall:
     """A call before the cut. ``tensors``: its arguments; ``inner``: calls inside it that have hooks, in order."""
 
     __slots__ = ("count", "inner", "output", "path", "tensors")
@@ -36,10 +36,10 @@ class Call:
         self.count = count
         self.tensors = tensors
         self.output: Any = None
-        self.inner: list[Call] = []
+        self.inner: list[HeadCall] = []
 
 
-class Head:
+class GenerationHead:
     """Runs one forward up to the cut (a `Runner`).
 
     ``seek``: the forward is given no state, but may create one. ``modules``: those of the `WrappedModel` whose
@@ -52,7 +52,7 @@ class Head:
 
     def __init__(
         self,
-        cut: Cut,
+        cut: GenerationCut,
         paths: dict[nn.Module, str],
         here: torch.device,
         needed: Needed,
@@ -71,10 +71,10 @@ class Head:
         self._seek = seek
         self._frames: list[str | None] = [""]
         self._counts: dict[str, int] = {}
-        self._open: list[Call] = []
+        self._open: list[HeadCall] = []
         self.exit = HookExitException("the cut of this step")
         self.watch = Watch(self._frames)
-        self.calls: list[Call] = []
+        self.calls: list[HeadCall] = []
         self.born: Mirror | None = None
         """The mirror of a state that the forward created, as it was when the prefix first received it."""
         self.leaves: list[torch.Tensor] = []
@@ -124,7 +124,7 @@ class Head:
         mode = torch._C._pop_torch_function_stack() if torch._C._len_torch_function_stack() else None
         try:
             count = self._counts[path] = self._counts.get(path, 0) + 1
-            call = Call(path, count, arguments(args, kwargs))
+            call = HeadCall(path, count, arguments(args, kwargs))
             if self._seek and self.born is None:
                 self.born = born(args, kwargs, self._here)
             versions = []
@@ -170,12 +170,12 @@ class Head:
 
     def _inside(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         count = self._counts[path] = self._counts.get(path, 0) + 1
-        call = Call(path, count, [])
+        call = HeadCall(path, count, [])
         call.output = forward(*args, **kwargs)
         self._open[-1].inner.append(call)
         return call.output
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: HeadCall) -> None:
         self.structure, self.leaves = flatten(call.output)
         before = (*call.tensors, *self._given_before())
         if is_mapped([*self.leaves, *before]):
@@ -232,7 +232,7 @@ class Head:
                 return leaves[origin.number] if origin.number < len(leaves) else None
         return None
 
-    def _all(self, calls: list[Call]) -> Iterator[Call]:
+    def _all(self, calls: list[HeadCall]) -> Iterator[HeadCall]:
         for call in calls:
             yield call
             yield from self._all(call.inner)
@@ -250,7 +250,7 @@ def born(args: tuple[Any, ...], kwargs: dict[str, Any], here: torch.device) -> M
     return next((Mirror(value, here) for value in (*args, *kwargs.values()) if is_state(value)), None)
 
 
-def _report(call: Call, arguments: list[torch.Tensor]) -> Any:
+def _report(call: HeadCall, arguments: list[torch.Tensor]) -> Any:
     structure: Any = ["t", 0]
     leaves = [call.output]
     if type(call.output) is not torch.Tensor:

@@ -39,8 +39,8 @@ from shared_hooks.purity import Turns
 from shared_hooks.state import (
     MISSING,
     PLAIN,
-    Change,
     PythonState,
+    StateChange,
     agree,
     attribute_in,
     entries,
@@ -241,7 +241,7 @@ MOST_KEPT: Final = 4096
 MOST_KEYS: Final = 256
 """The maximum number of keys of a table held by functions that are checked one by one."""
 KEPT: Final = "kept"
-"""A server's request to compare what the other side's model keeps with what this one's does (`Kept.compared`)."""
+"""A server's request to compare what the other side's model keeps with what this one's does (`KeptState.compared`)."""
 MOST_UNREAD: Final = 64
 """How many ways of leaving things out are remembered of a session's steps; beyond that all are tried again."""
 MOST_COMPARED: Final = 8
@@ -249,7 +249,7 @@ MOST_COMPARED: Final = 8
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptState:
     """What a model keeps at a cut that its code may change and read.
 
     The other side receives names, and values without numbers: what is computed from an input stays here. For the others
@@ -262,7 +262,7 @@ class Kept:
     """Names of values without numbers."""
 
     @staticmethod
-    def of(state: PythonState) -> Kept:
+    def of(state: PythonState) -> KeptState:
         """Return what the model keeps. Raises CutRefused if that is too much."""
         read, changed = state.reach.names_read(), state.reach.names_set()
         kept = entries(state, lambda attribute, is_attribute: attribute in (changed if is_attribute else read))
@@ -279,19 +279,19 @@ class Kept:
         if len(kept) > MOST_KEPT:
             raise CutRefused(f"the model's code may change {len(kept)} values that it keeps; at most {MOST_KEPT}")
         clear = frozenset(name for name, one in kept.items() if _is_clear(one.value))
-        return Kept({name: _summary(one.value) for name, one in kept.items()}, clear)
+        return KeptState({name: _summary(one.value) for name, one in kept.items()}, clear)
 
-    def with_left(self, behind: dict[str, tuple[Any, Any]]) -> Kept:
+    def with_left(self, behind: dict[str, tuple[Any, Any]]) -> KeptState:
         """Return what one model would keep that runs on both sides: this, with `left_behind` where it has not changed
         here since. What has changed is unknown.
         """
         here = self.summaries
         there = {name: there if _near(here.get(name, mine), mine) else None for name, (there, mine) in behind.items()}
-        return Kept(here | there, self.clear - there.keys())
+        return KeptState(here | there, self.clear - there.keys())
 
-    def without(self, names: set[str]) -> Kept:
+    def without(self, names: set[str]) -> KeptState:
         """This, with unknown values for ``names``."""
-        return Kept(self.summaries | dict.fromkeys(names), self.clear - names)
+        return KeptState(self.summaries | dict.fromkeys(names), self.clear - names)
 
     def header_data(self) -> list[list[Any]]:
         """Return the data for a step's header."""
@@ -315,8 +315,9 @@ class Kept:
 
 
 def read_comparison(reported: Any, requested: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
-    """Process the edge's comparison (`Kept.compared`) of the ``requested`` values: the names of those it does not have
-    at the cut, of what it has as the step leaves it, and of what it does not report for these values. Raises BadFrame.
+    """Process the edge's comparison (`KeptState.compared`) of the ``requested`` values: the names of those it does not
+    have at the cut, of what it has as the step leaves it, and of what it does not report for these values. Raises
+    BadFrame.
     """
     other, as_left, rest = set(), set(), set(requested)
     try:
@@ -345,9 +346,9 @@ def _is_clear(value: Any, depth: int = 4) -> bool:
 
 
 def differing(reported: Any, state: PythonState) -> tuple[set[str], dict[str, Any]]:
-    """Compare what the edge's model keeps at the cut (`Kept.header_data`) with this side's ``state`` at the same point,
-    as far as code here may read it: the names of differences, and this side's summaries of what only the edge can
-    compare. Raises BadFrame.
+    """Compare what the edge's model keeps at the cut (`KeptState.header_data`) with this side's ``state`` at the same
+    point, as far as code here may read it: the names of differences, and this side's summaries of what only the edge
+    can compare. Raises BadFrame.
     """
     here = entries(state)
     found: set[str] = set()
@@ -603,7 +604,7 @@ class Unchanged:
 
     def check(
         self, before: PythonState, turns: Turns, again: Callable[[], bool] | None
-    ) -> tuple[Unchanged, dict[str, Change], set[str]]:
+    ) -> tuple[Unchanged, dict[str, StateChange], set[str]]:
         """After a forward that began with the state ``before``: this with what it left; that by name; and which of it
         no step may read before writing it.
 
@@ -635,14 +636,14 @@ class Unchanged:
         names = frozenset((self.same.keys() | self.rewritten).difference(found))
         return set() if names in self.unread else set(names)
 
-    def proven(self, unproven: set[str], changes: dict[str, Change]) -> Unchanged:
+    def proven(self, unproven: set[str], changes: dict[str, StateChange]) -> Unchanged:
         """This, after a step has been shown not to read ``unproven`` before writing it (`check`)."""
         missing = frozenset(unproven - changes.keys())
         same = {name: one for name, one in self.same.items() if name not in unproven or name in missing}
         unread = self.unread if len(self.unread) < MOST_UNREAD else frozenset()
         return Unchanged(same, self.rewritten | (unproven & changes.keys()), unread | {missing})
 
-    def summaries(self, changes: dict[str, Change]) -> list[Any]:
+    def summaries(self, changes: dict[str, StateChange]) -> list[Any]:
         """Return for the answer to a step names and summaries of what it left behind the cut; no summaries for what is
         written each time.
         """

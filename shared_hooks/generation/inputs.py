@@ -39,7 +39,7 @@ from shared_hooks.tensors import (
 #
 #     ("v", literal)                 ("x", kind, text): dtype, device       ("c", class)
 #     ("m", shape, stride, dtype): a tensor                          ("i", dtype, values): a few integers, as data
-#     ("t", forms): a tuple          `Node`: an object, list or dictionary
+#     ("t", forms): a tuple          `StateNode`: an object, list or dictionary
 #
 # On the wire "M" in place of "m" is a tensor that the sender has: whatever the receiver had there is gone. What is "m"
 # is the receiver's own, at the place where it was.
@@ -62,7 +62,7 @@ Form = Any
 Path = tuple[Any, ...]
 
 
-class Node:
+class StateNode:
     """One object ("o"), list ("l") or dictionary ("d") of a state, and the form of its contents by key.
 
     ``holder``: the live one. ``seen``: its values and their versions when the form was last known to be right.
@@ -122,7 +122,7 @@ class Node:
         self.seen[key] = value, version_of(value)
 
 
-class Loose(Node):
+class Loose(StateNode):
     """A node with a weak reference to its holder: that of a state whose own attributes lead here."""
 
     __slots__ = ("_holder",)
@@ -165,11 +165,11 @@ def form_of(value: Any, here: torch.device, depth: int = 0) -> Form:
     if kind is tuple:
         return "t", tuple([form_of(item, here, depth + 1) for item in value])
     if kind is list:
-        node = Node("l", "", value)
+        node = StateNode("l", "", value)
     elif kind is dict:
-        node = Node("d", "", value)
+        node = StateNode("d", "", value)
     elif is_part(kind) and hasattr(value, "__dict__"):
-        node = Node("o", class_name(kind), value)
+        node = StateNode("o", class_name(kind), value)
     else:
         raise UnknownHolder(
             f"a state holds a {class_name(kind)}, of which Isthmus does not know what it keeps between calls: "
@@ -188,18 +188,18 @@ def _same_device(one: torch.device, other: torch.device) -> bool:
 
 def same(one: Form, other: Form) -> bool:
     """Return whether two forms are equal."""
-    if isinstance(one, Node) and isinstance(other, Node):
+    if isinstance(one, StateNode) and isinstance(other, StateNode):
         return (
             (one.kind, one.cls) == (other.kind, other.cls)
             and list(one.forms) == list(other.forms)
             and all(same(form, other.forms[key]) for key, form in one.forms.items())
         )
-    return not isinstance(one, Node) and not isinstance(other, Node) and bool(one == other)
+    return not isinstance(one, StateNode) and not isinstance(other, StateNode) and bool(one == other)
 
 
 def plain(form: Form, value: Any) -> Any:
     """Return a form for JSON. ``value``: has that form; its tensors on this side are marked."""
-    if isinstance(form, Node):
+    if isinstance(form, StateNode):
         return [form.kind, form.cls, [[key, plain(item, form.seen[key][0])] for key, item in form.forms.items()]]
     if form[0] == "t":
         return ["t", [plain(item, one) for item, one in zip(form[1], value, strict=True)]]
@@ -233,15 +233,15 @@ def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, dep
         raise BadFrame(f"malformed form of a state: {error!s:.120}") from error
 
 
-def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tuple[Any, Node]:
+def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tuple[Any, StateNode]:
     kind, cls, entries = form
-    goes_on = isinstance(old, Node) and (old.kind, old.cls) == (kind, cls)
+    goes_on = isinstance(old, StateNode) and (old.kind, old.cls) == (kind, cls)
     if goes_on:
         holder, before, values = kept, old.forms, dict(old.items())
     else:
         holder = object.__new__(part_class(cls)) if kind == "o" else [] if kind == "l" else {}
         before, values = {}, {}
-    node = Node(kind, str(cls), holder)
+    node = StateNode(kind, str(cls), holder)
     made: dict[Any, Any] = {}
     for number, (key, item) in enumerate(entries):
         check_key(kind, key, holder)

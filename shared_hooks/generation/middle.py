@@ -18,9 +18,9 @@ import torch
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation import hidden
-from shared_hooks.generation.cut import Cut, check_order
-from shared_hooks.generation.edge_session import EdgeSession, Link
-from shared_hooks.generation.hidden import InsideCalls, Kept
+from shared_hooks.generation.cut import GenerationCut, check_order
+from shared_hooks.generation.edge_session import EdgeSession, StepLink
+from shared_hooks.generation.hidden import InsideCalls, KeptState
 from shared_hooks.generation.mirror import LastSent, Mirror, differences
 from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor, kept_here
 from shared_hooks.generation.session import (
@@ -29,10 +29,10 @@ from shared_hooks.generation.session import (
     DecodingSession,
     DecodingTail,
     Header,
-    Known,
     Message,
     NeededBehind,
-    Step,
+    RunningStep,
+    SessionKnown,
     StepAnswer,
 )
 from shared_hooks.generation.split import HISTORY_BYTES, MOST_TRIES
@@ -54,12 +54,12 @@ class _Left(StepAnswer):
     runner: Middle
     inputs: list[torch.Tensor]
     changes: Any
-    kept: Kept | None
+    kept: KeptState | None
     left: list[Any]
     changed: frozenset[str]
 
 
-class MiddleSession(DecodingSession):
+class MiddleDecodingSession(DecodingSession):
     """A session of ``tail`` that ends at ``second``, a later call's path, and asks the server behind ``link`` for the
     rest.
 
@@ -68,17 +68,17 @@ class MiddleSession(DecodingSession):
 
     takes_back = False
 
-    def __init__(self, tail: DecodingTail, second: str, link: Link, onward: EdgeSession | None = None) -> None:
+    def __init__(self, tail: DecodingTail, second: str, link: StepLink, onward: EdgeSession | None = None) -> None:
         super().__init__(tail)
         self._link = link
-        self._second = Cut.of(tail.model, second)
+        self._second = GenerationCut.of(tail.model, second)
         check_order(tail.cut, self._second)
         self._onward = EdgeSession(link, None, HISTORY_BYTES) if onward is None else onward
         self._up: LastSent = None
 
     def fork(self) -> DecodingSession:
         """Return a copy, which continues independently."""
-        made = MiddleSession(self._tail, self._second.name, self._link, self._onward.copied())
+        made = MiddleDecodingSession(self._tail, self._second.name, self._link, self._onward.copied())
         made._known, made._spoilt, made._up = self._known.copied(), self._spoilt, self._up
         made._mirror = None if self._mirror is None else self._mirror.copied()
         return made
@@ -87,7 +87,7 @@ class MiddleSession(DecodingSession):
         """Release the session on the next server."""
         self._onward.close()
 
-    def _stepped(self, known: Known, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
+    def _stepped(self, known: SessionKnown, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
         return _MiddleStep(self._second, self._tail, known, self._mirror, header, tensors).run()
 
     @property
@@ -96,13 +96,13 @@ class MiddleSession(DecodingSession):
         return super().nbytes + self._onward.history.nbytes
 
     def _completed(
-        self, known: Known, answer: StepAnswer, undone: Callable[[BaseException], Message]
+        self, known: SessionKnown, answer: StepAnswer, undone: Callable[[BaseException], Message]
     ) -> Message | Callable[[], Message]:
         assert isinstance(answer, _Left)
         return partial(self._continued, known, answer, undone)
 
     @torch.no_grad()
-    def _continued(self, known: Known, answer: _Left, undone: Callable[[BaseException], Message]) -> Message:
+    def _continued(self, known: SessionKnown, answer: _Left, undone: Callable[[BaseException], Message]) -> Message:
         """Make the step at the next server, and return the answer."""
         onward = self._onward
         marks = onward.marks()
@@ -188,7 +188,7 @@ class MiddleSession(DecodingSession):
             self._add_crossing(answer, header, tensors)
         raise CutRefused(f"the tail after {self._second.name} cannot be run: {reply.header.get('why')!s:.300}")
 
-    def _answered(self, known: Known, answer: _Left, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
+    def _answered(self, known: SessionKnown, answer: _Left, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
         """Return the next server's answer for the one before, with what this part did and what only it has."""
         tensors, head = list(tensors), answer.runner.head
         leaves = []
@@ -215,9 +215,9 @@ class MiddleSession(DecodingSession):
         return StepAnswer(reply, tensors, answer.mirror)
 
 
-def _compared(kept: Kept, there: Any, reported: list[Any], why: object) -> list[Any]:
-    """As `Kept.compared`; for what this part does not know, the edge has ``reported`` it. Raises NeededBehind if it has
-    not, and BadFrame.
+def _compared(kept: KeptState, there: Any, reported: list[Any], why: object) -> list[Any]:
+    """As `KeptState.compared`; for what this part does not know, the edge has ``reported`` it. Raises NeededBehind if
+    it has not, and BadFrame.
     """
     try:
         requested = {name: at_cut for name, at_cut, _ in there if kept.summaries.get(name) is None}
@@ -231,12 +231,12 @@ def _compared(kept: Kept, there: Any, reported: list[Any], why: object) -> list[
         raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error
 
 
-class _MiddleStep(Step):
-    def __init__(self, second: Cut, *step: Any) -> None:
+class _MiddleStep(RunningStep):
+    def __init__(self, second: GenerationCut, *step: Any) -> None:
         super().__init__(*step)
         self._second = second
         self.needed = self._tail.needed_up_to(second)
-        self._kept: Kept | None = None
+        self._kept: KeptState | None = None
         """What the model keeps at the second cut, if the edge reports what its own keeps at the first."""
         if "new" in self._header or "born" in self._header or self._mirror is None:
             self._look = InsideCalls(self._tail.model, self._tail.turns.before)
@@ -247,7 +247,7 @@ class _MiddleStep(Step):
     def _output(self, kwargs: dict[str, Any], given: Mirror | None) -> tuple[Any, Tail]:
         found = super()._output(kwargs, given)
         if self._meets and "m" in self._header and self._tail.turns.before is not None:
-            self._kept = Kept.of(PythonState(self._tail.model, settings=False))
+            self._kept = KeptState.of(PythonState(self._tail.model, settings=False))
         return found
 
     def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:

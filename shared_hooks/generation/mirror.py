@@ -26,8 +26,8 @@ from shared_hooks.generation.inputs import (
     OWN_TENSOR,
     Form,
     Loose,
-    Node,
     Path,
+    StateNode,
     build,
     check_key,
     form_of,
@@ -36,7 +36,7 @@ from shared_hooks.generation.inputs import (
     tensor_form,
     version_of,
 )
-from shared_hooks.generation.remote_tensor import Part, RemoteTensor, StepAllowance, magnitude, shadow
+from shared_hooks.generation.remote_tensor import RemoteTensor, ResultPart, StepAllowance, magnitude, shadow
 from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder, tensors_in
 
 NUMBERS = (int, float)
@@ -47,7 +47,7 @@ PLACE_BYTES = 512
 
 Change = tuple[Path, Form, Form, Any]
 """(path, the new form, the form before or None, the new value)."""
-Forms = list[tuple[Node, dict[Any, Form]]]
+Forms = list[tuple[StateNode, dict[Any, Form]]]
 WorkOut = Callable[[RemoteTensor], torch.Tensor]
 """Computes the value of a remote tensor that this side's code has put into a state. Raises CutRefused, RemoteRead."""
 
@@ -56,9 +56,9 @@ WorkOut = Callable[[RemoteTensor], torch.Tensor]
 class Snapshot:
     """The contents of all containers of a state at one time. See `Mirror.snapshot`."""
 
-    root: Node
+    root: StateNode
     nodes_changed: int
-    contents: list[tuple[Node, dict[Any, Form], dict[Any, tuple[Any, int]]]]
+    contents: list[tuple[StateNode, dict[Any, Form], dict[Any, tuple[Any, int]]]]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors of this side in it."""
@@ -76,7 +76,7 @@ class Snapshot:
             for key, (value, version) in seen.items():
                 if version >= 0 and type(value) is not RemoteTensor and version != version_of(value):
                     form = forms[key]
-                    if isinstance(form, Node) or form[0] != "i":
+                    if isinstance(form, StateNode) or form[0] != "i":
                         return False
         return True
 
@@ -98,7 +98,7 @@ class Snapshot:
                         fresh = shadow(form[1], form[2], form[3], value.device)
                         seen[key] = fresh, version_of(fresh)
                 elif version != (0 if value.is_inference() else value._version):
-                    if isinstance(form, Node) or form[0] != "i":
+                    if isinstance(form, StateNode) or form[0] != "i":
                         return False
                     old = torch.tensor(form[2], dtype=value.dtype, device=value.device)
                     seen[key] = old, old._version
@@ -129,7 +129,7 @@ class Mirror:
         self._begin(here)
         with torch._C.DisableTorchFunction():  # our own reads are not operations of the model
             self.root = form_of(state, here)
-        if not isinstance(self.root, Node):
+        if not isinstance(self.root, StateNode):
             raise BadFrame("a state is an object")
         self._check_single()
 
@@ -139,7 +139,7 @@ class Mirror:
         made = cls.__new__(cls)
         made._begin(here)
         state, made.root = build(form, here)
-        if not isinstance(made.root, Node) or made.root.kind != "o":
+        if not isinstance(made.root, StateNode) or made.root.kind != "o":
             raise BadFrame("a state is an object")
         del state
         return made
@@ -193,7 +193,7 @@ class Mirror:
         """Collect changes; returns whether nodes came or went. Unchanged parts cost no calls, because each step checks
         a state of many layers.
         """
-        waiting: list[tuple[Node, Path, list[Change]]] = [(self.root, (), found)]
+        waiting: list[tuple[StateNode, Path, list[Change]]] = [(self.root, (), found)]
         has_new_nodes = False
         while waiting:
             node, path, changes = waiting.pop()
@@ -210,7 +210,7 @@ class Mirror:
                     left -= 1
                     if known[0] is value:
                         if known[1] < 0:
-                            if type(value) not in LITERALS and isinstance(forms[key], Node):
+                            if type(value) not in LITERALS and isinstance(forms[key], StateNode):
                                 waiting.append((forms[key], (*path, key), changes))
                             continue
                         if type(value) is RemoteTensor:
@@ -235,9 +235,9 @@ class Mirror:
                     value = placed
                     node.write(key, value)
                 form = form_of(value, self.here)
-                if isinstance(form, Node):
+                if isinstance(form, StateNode):
                     self._settle(form, before, (*path, key), work_out)
-                has_new_nodes = has_new_nodes or isinstance(form, Node) or isinstance(before, Node)
+                has_new_nodes = has_new_nodes or isinstance(form, StateNode) or isinstance(before, StateNode)
                 # tensors of this side may be where the other side's were, whatever their form
                 if known is None or isinstance(value, (tuple, list, dict, torch.Tensor)) or not same(form, before):
                     changes.append(((*path, key), form, before, value))
@@ -268,13 +268,15 @@ class Mirror:
         self.moved.append(path)
         return value
 
-    def _settle(self, node: Node, before: Form, path: Path, work_out: WorkOut | None) -> None:
+    def _settle(self, node: StateNode, before: Form, path: Path, work_out: WorkOut | None) -> None:
         """As `_placed`, for everything in a new part of a state."""
         for key, (value, _) in list(node.seen.items()):
-            old = before.seen.get(key, (None, 0))[0] if isinstance(before, Node) else None
+            old = before.seen.get(key, (None, 0))[0] if isinstance(before, StateNode) else None
             form = node.forms[key]
-            if isinstance(form, Node):
-                self._settle(form, before.forms.get(key) if isinstance(before, Node) else None, (*path, key), work_out)
+            if isinstance(form, StateNode):
+                self._settle(
+                    form, before.forms.get(key) if isinstance(before, StateNode) else None, (*path, key), work_out
+                )
                 continue
             placed = self._placed(value, old, (*path, key), work_out)
             if placed is not value:
@@ -303,7 +305,7 @@ class Mirror:
 
     def _put_new(self, reported: LastSent, again: bool) -> None:
         """Apply changes whose places are not known yet. Those that are repeated are remembered."""
-        places: list[tuple[Any, list[tuple[Node, Any]]]] = []
+        places: list[tuple[Any, list[tuple[StateNode, Any]]]] = []
         for form, paths in reported:
             found = []
             for path in paths:
@@ -325,17 +327,17 @@ class Mirror:
                 self._places.clear()
             self._places[id(reported)] = _Places(reported, self.nodes_changed, places)
 
-    def _put_one(self, node: Node, key: Any, form: Any) -> None:
+    def _put_one(self, node: StateNode, key: Any, form: Any) -> None:
         before = node.forms.get(key)
         value, found = build(form, self.here, before, node.seen.get(key, (None, -1))[0])
         if node.kind == "l" and not 0 <= key <= len(node.holder):
             raise BadFrame(f"a state has no place {key}")
         node.write(key, value)
         node.note(key, value, found)
-        if isinstance(found, Node) or isinstance(before, Node):
+        if isinstance(found, StateNode) or isinstance(before, StateNode):
             self._renumber()
 
-    def grow(self, difference: Any, places: list[tuple[Node, Any]]) -> None:
+    def grow(self, difference: Any, places: list[tuple[StateNode, Any]]) -> None:
         """Change the sizes and strides of tensors, and numbers, by a difference."""
         if difference[0] != "+m":
             for node, key in places:
@@ -354,16 +356,16 @@ class Mirror:
                 node.write(key, value)
             node.forms[key], node.seen[key] = form, (value, 0 if value.is_inference() else value._version)
 
-    def _at(self, path: Path) -> Node:
+    def _at(self, path: Path) -> StateNode:
         node: Any = self.root
         for key in path:
             try:
                 node = node.forms[key]
             except (KeyError, TypeError):
                 raise BadFrame(f"a state has no part {key!r:.40}") from None
-            if not isinstance(node, Node):
+            if not isinstance(node, StateNode):
                 raise BadFrame(f"{key!r:.40} of a state has no parts")
-        assert isinstance(node, Node)
+        assert isinstance(node, StateNode)
         return node
 
     def renew(self) -> None:
@@ -371,7 +373,7 @@ class Mirror:
         self.look()
         for node in self._nodes(self.root):
             for key, (value, _) in list(node.seen.items()):
-                if type(value) is RemoteTensor and isinstance(value.origin, Part):
+                if type(value) is RemoteTensor and isinstance(value.origin, ResultPart):
                     # a method of a shadow returns a shadow: how it was computed is not recorded
                     _, shape, stride, dtype = node.forms[key]
                     fresh = shadow(shape, stride, dtype, self.here)
@@ -388,12 +390,12 @@ class Mirror:
         self.root, self.nodes_changed = snapshot.root, snapshot.nodes_changed
         return snapshot.restore([] if gone is None else gone)
 
-    def _nodes(self, node: Node) -> list[Node]:
+    def _nodes(self, node: StateNode) -> list[StateNode]:
         """Return the node and those inside it, at any depth."""
         found = [node]
         for one in found:  # which grows while it is read
             for form in one.forms.values():
-                if isinstance(form, Node):
+                if isinstance(form, StateNode):
                     found.append(form)
         return found
 
@@ -467,12 +469,12 @@ def _real(value: Any) -> list[torch.Tensor]:
     return [one for one in values if isinstance(one, torch.Tensor) and type(one) is not RemoteTensor]
 
 
-def _copied(node: Node, twins: dict[int, torch.Tensor]) -> Node:
+def _copied(node: StateNode, twins: dict[int, torch.Tensor]) -> StateNode:
     holder = object.__new__(type(node.holder)) if node.kind == "o" else [] if node.kind == "l" else {}
-    made = Node(node.kind, node.cls, holder)
+    made = StateNode(node.kind, node.cls, holder)
     for key, form in node.forms.items():
         value = node.seen[key][0]
-        if isinstance(form, Node):
+        if isinstance(form, StateNode):
             inner = _copied(form, twins)
             made.write(key, inner.holder)
             made.note(key, inner.holder, inner)
@@ -508,7 +510,7 @@ class _Places:
 
     sent: LastSent
     nodes_changed: int
-    all: list[tuple[Any, list[tuple[Node, Any]]]]
+    all: list[tuple[Any, list[tuple[StateNode, Any]]]]
 
 
 def differences(changes: list[Change], known: LastSent) -> tuple[Any, LastSent]:
@@ -542,7 +544,7 @@ def put_more(mirror: Mirror, known: list[LastSent], header: dict[str, Any]) -> N
 
 
 def _difference(before: Form, form: Form, value: Any) -> Any:
-    if before is None or isinstance(before, Node) or isinstance(form, Node) or before[0] != form[0]:
+    if before is None or isinstance(before, StateNode) or isinstance(form, StateNode) or before[0] != form[0]:
         return plain(form, value)
     kind = form[0]
     if kind == "v" and type(form[1]) is int and type(before[1]) is int:
@@ -565,7 +567,7 @@ def _grown(before: Form, difference: Any) -> Form:
 
 def _sum(before: Form, form: Any) -> Any:
     kind = form[0]
-    if before is None or isinstance(before, Node) or before[0] != kind[1:]:
+    if before is None or isinstance(before, StateNode) or before[0] != kind[1:]:
         raise ValueError("a difference to something else")
     if kind == "+v":
         return "v", before[1] + form[1]
@@ -653,7 +655,7 @@ class Handle:
         self.fork: Any = None
         """For a copy: what its session continues from."""
         self.growth: Any = None
-        """How the state grows with each answer (`ahead.Growth`); None if unknown."""
+        """How the state grows with each answer (`ahead.AnswerGrowth`); None if unknown."""
         self.last: Any = None
         """The record of the last step that was not sent ahead."""
         self.misjudged = 0

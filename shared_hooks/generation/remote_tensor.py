@@ -70,21 +70,21 @@ class Derived:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     made: Any = None
-    read: list[tuple[Memory, int]] = field(default_factory=list)
+    read: list[tuple[RemoteMemory, int]] = field(default_factory=list)
     """What it reads on the other side, and the number of writes to that before."""
     here: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """What it reads on this side, and the versions."""
 
 
 @dataclass
-class Part:
+class ResultPart:
     """One of the results of such an operation; ``number`` is None if it has only one."""
 
     of: Derived
     number: int | None
 
 
-class Memory:
+class RemoteMemory:
     """What a remote tensor and its views share. ``writes``: the number of writes to any of them."""
 
     writes = 0
@@ -93,18 +93,23 @@ class Memory:
 class RemoteTensor(Dataless):
     """See the module. Immutable: a write to one makes its value unknown."""
 
-    origin: Origin | Part | None
-    memory: Memory
+    origin: Origin | ResultPart | None
+    memory: RemoteMemory
     writes = 0
     """The number of writes to its memory when it was created."""
 
     @staticmethod
     def __new__(
-        cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, origin: Origin | Part | None = None
+        cls,
+        shape: Any,
+        stride: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        origin: Origin | ResultPart | None = None,
     ) -> RemoteTensor:
         made: RemoteTensor = Dataless.__new__(cls, shape, stride, dtype, device)
         made.origin = origin
-        made.memory = Memory()
+        made.memory = RemoteMemory()
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -185,7 +190,7 @@ def _nothing(_: torch.Tensor) -> None:
 def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
     """Return the value of a remote tensor, sent or computed. Raises `RemoteRead`, which names what is missing."""
     origin = remote.origin
-    if isinstance(origin, Part):
+    if isinstance(origin, ResultPart):
         of = origin.of
         if remote.memory.writes != remote.writes:
             raise RemoteRead(f"{what} reads a value from before the cut that was written to since it was made")
@@ -219,7 +224,7 @@ def kept_here(remote: RemoteTensor) -> torch.Tensor:
 
 def _place(remote: RemoteTensor) -> str:
     """Return the origin of a remote tensor's value, for messages."""
-    while isinstance(remote.origin, Part):
+    while isinstance(remote.origin, ResultPart):
         of = remote.origin.of
         remote = next(dataless_in((of.args, of.kwargs)))
     return str(remote.origin or "a value that was changed in place before the cut")
@@ -239,7 +244,7 @@ def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: 
     named = DTYPES.get(dtype) or dtype_named(dtype)
     made: RemoteTensor = _make(RemoteTensor, shape, strides=stride, dtype=named, device=device)
     _never_pointed_to(made)
-    made.origin, made.memory = _STATE, Memory()
+    made.origin, made.memory = _STATE, RemoteMemory()
     return made
 
 
@@ -259,7 +264,7 @@ def _wrapped(
     if isinstance(value, Same):
         return given[value.number]
     if isinstance(value, Form):
-        origin = None if derived is None else Part(derived, number)
+        origin = None if derived is None else ResultPart(derived, number)
         return RemoteTensor(value.shape, value.stride, value.dtype, device, origin)
     if isinstance(value, (list, tuple)):
         return type(value)(_wrapped(item, device, given, derived, n) for n, item in enumerate(value))
@@ -292,7 +297,7 @@ class StepAllowance(Allowance):
         return (not is_remote or func._schema.name in FORM_ONLY) and super().counts(func, args, kwargs)
 
 
-class Seen:
+class SeenSteps:
     """The steps of one tail that were measured, and took little enough for all similar ones. Thread-safe."""
 
     def __init__(self) -> None:
@@ -319,7 +324,7 @@ class Seen:
 class Extents:
     """The memory limit of one step, which is measured unless a similar one was. ``most``: in bytes."""
 
-    def __init__(self, most: int, seen: Seen) -> None:
+    def __init__(self, most: int, seen: SeenSteps) -> None:
         self._most = most
         self._seen = seen
         self._keys: list[Any] = []

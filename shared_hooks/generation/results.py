@@ -23,7 +23,7 @@ from shared_hooks.crossing import torch_generator
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.generation.bank import Line
 from shared_hooks.generation.hidden import is_state
-from shared_hooks.generation.remote_tensor import Origin, Part, RemoteTensor, value_of
+from shared_hooks.generation.remote_tensor import Origin, RemoteTensor, ResultPart, value_of
 from shared_hooks.tensors import ClassFinder, class_name, dtype_name, dtype_named, flatten, unflatten
 
 # What of the logits comes back. All of them are the largest bytes on the wire: of 150,000 words 600 KB a token.
@@ -176,7 +176,7 @@ def written(state: bytes) -> str:
     return base64.b64encode(state).decode()
 
 
-class Sampler:
+class TailSampler:
     """The tail's side of sampling: draws with the generator whose state the edge sent, and keeps the state after it."""
 
     def __init__(self, state: bytes | None = None) -> None:
@@ -203,9 +203,9 @@ class Sampler:
         self.state, self.drawn = generator.get_state().numpy().tobytes(), True
         return found.squeeze(1)
 
-    def copied(self) -> Sampler:
+    def copied(self) -> TailSampler:
         """Return a copy for a step that may fail."""
-        return Sampler(self.state)
+        return TailSampler(self.state)
 
 
 def _made(reported: Any) -> list[Any]:
@@ -280,7 +280,7 @@ def _leaf(
         origin = tensor.origin
         if isinstance(origin, Origin) and origin.kind == "call":
             return ["call", origin.path, origin.count, origin.number]
-        if isinstance(origin, Part) or origin is None:
+        if isinstance(origin, ResultPart) or origin is None:
             tensor = value_of(tensor, f'"{name}" of the result')
         elif origin.kind == "input":
             return ["in", origin.number]
@@ -328,7 +328,7 @@ def _part(rest: Any, values: Iterator[torch.Tensor], find: ClassFinder) -> Any:
 # it on remote tensors, once.
 
 
-class Kind(Enum):
+class AnswerKind(Enum):
     SKIPPED = "skipped"
     ENTERED = "entered"
 
@@ -337,14 +337,14 @@ class Template:
     """How the modules before a cut are replayed; shared by all sessions."""
 
     def __init__(self) -> None:
-        self.kinds: dict[tuple[str, int], Kind] = {}
+        self.kinds: dict[tuple[str, int], AnswerKind] = {}
         """By path and count, for the calls that were tried."""
         self.written: set[Line] = set()
         """Lines of the code around the cut that create tensors into which remote values are written."""
         self._lock = Lock()
 
-    def learn(self, path: str, count: int, kind: Kind) -> None:
+    def learn(self, path: str, count: int, kind: AnswerKind) -> None:
         """Record how a call is replayed. What is skipped once is always skipped: the edge reports its result."""
         with self._lock:
-            if self.kinds.get((path, count)) is not Kind.SKIPPED:
+            if self.kinds.get((path, count)) is not AnswerKind.SKIPPED:
                 self.kinds[path, count] = kind

@@ -9,8 +9,8 @@
     {"q"}           which tensors of the cut's result are coded (`hidden`)
     {"l"}           strides of tensors that lie with gaps, or on themselves, on the edge
     {"c"}           what is around the model, where new (`cut.around`)
-    {"m"}           what the model keeps that its code may change (`hidden.Kept.header_data`)
-    {"u"}           ... and how it compares with what this side's model keeps (`hidden.Kept.compared`)
+    {"m"}           what the model keeps that its code may change (`hidden.KeptState.header_data`)
+    {"u"}           ... and how it compares with what this side's model keeps (`hidden.KeptState.compared`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
     {"more"}        what servers between the head and this one changed on the state (`middle`)
     {"keep"}        the step may be taken back: its number, and the first step of which that is still so (`ahead`)
@@ -43,8 +43,8 @@ from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, SessionLost, To
 from shared_hooks.forward.context import restored
 from shared_hooks.generation import hidden
 from shared_hooks.generation.asking import CallReports
-from shared_hooks.generation.bank import Diverged
-from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
+from shared_hooks.generation.bank import TailDiverged
+from shared_hooks.generation.cut import USUAL, GenerationCut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.hidden import InsideCalls, Unchanged, is_state, refusal
 from shared_hooks.generation.inputs import ReceivedInputs, check_sizes, has_same_content, with_own_containers
@@ -55,16 +55,16 @@ from shared_hooks.generation.remote_tensor import (
     Origin,
     RemoteRead,
     RemoteTensor,
-    Seen,
+    SeenSteps,
     kept_here,
     magnitude,
     weight,
 )
-from shared_hooks.generation.results import Sampler, Template, digest, packed_result, shortened
-from shared_hooks.generation.tail import Learned, NotReported, Tail
+from shared_hooks.generation.results import TailSampler, Template, digest, packed_result, shortened
+from shared_hooks.generation.tail import LearnedOnTheWay, NotReported, Tail
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.purity import Turns
-from shared_hooks.state import Dice, PythonState, Read, agree, entries, poisoned, spread
+from shared_hooks.state import Dice, PoisonRead, PythonState, agree, entries, poisoned, spread
 from shared_hooks.tensors import identical, tensors_in, unflatten
 
 # Whether a step draws random numbers on the cloud's side: they would differ from those of the edge's generator.
@@ -89,7 +89,7 @@ class Draws(TorchDispatchMode):
         return result
 
 
-class Look:
+class ForwardLook:
     """Observes one forward. The first is cheap; if it reports that generators were used, a second finds out by what."""
 
     def __init__(self) -> None:
@@ -143,19 +143,19 @@ class DecodingTail:
         self.step_bytes = step_bytes
         self.modules = modules
         self.model = model
-        self.cut = Cut.of(model, cut)
+        self.cut = GenerationCut.of(model, cut)
         self.here = device_of(model)
         self.find = finder_of(model)
         self.template = Template()
         self.turns = turns or Turns(model)
         self.leaves = False
         """Whether any step has left anything on the model, which was restored."""
-        self.seen = Seen()
+        self.seen = SeenSteps()
         self.paths = {module: path for path, module in model.named_modules()}
         self._needed: dict[str, attach.Needed] = {}
         self.needed_up_to(None)
 
-    def needed_up_to(self, second: Cut | None) -> attach.Needed:
+    def needed_up_to(self, second: GenerationCut | None) -> attach.Needed:
         """Return the modules that steps ending at ``second`` must see; None: steps that run to the model's end."""
         path, above = ("", frozenset[str]()) if second is None else (second.path, second.above)
         with attach.lock:
@@ -176,12 +176,12 @@ class DecodingTail:
 
 
 @dataclass
-class Known:
+class SessionKnown:
     """What a session has received and sent. A step works on a copy, which replaces it if the step succeeds."""
 
     inputs: ReceivedInputs
     reports: CallReports
-    sampler: Sampler
+    sampler: TailSampler
     up: LastSent = None
     down: LastSent = None
     crossing: Any = None
@@ -199,7 +199,7 @@ class Known:
     left: Any = None
     """What steps last reported to leave on this side's model."""
 
-    def copied(self) -> Known:
+    def copied(self) -> SessionKnown:
         return replace(
             self,
             inputs=self.inputs.copied(),
@@ -244,7 +244,7 @@ class _Before:
     """A session as it was before its step ``number``."""
 
     number: int
-    known: Known
+    known: SessionKnown
     mirror: Mirror | None
     state: Snapshot | None
 
@@ -260,7 +260,7 @@ class DecodingSession:
         self._steps = 0
         self._kept: list[_Before] = []
         received = ReceivedInputs(tail.here, tail.find)
-        self._known = Known(received, CallReports(tail.here), Sampler())
+        self._known = SessionKnown(received, CallReports(tail.here), TailSampler())
         self._mirror: Mirror | None = None
         self._spoilt = ""
 
@@ -358,16 +358,16 @@ class DecodingSession:
             raise error
         return {"need": needed, "why": f"{error!s:.300}"}, []
 
-    def _done(self, known: Known, answer: StepAnswer) -> Message:
+    def _done(self, known: SessionKnown, answer: StepAnswer) -> Message:
         self._known, self._mirror = known, answer.mirror
         self._steps += 1
         return answer.header, answer.tensors
 
-    def _stepped(self, known: Known, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
-        return Step(self._tail, known, self._mirror, header, tensors).run()
+    def _stepped(self, known: SessionKnown, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
+        return RunningStep(self._tail, known, self._mirror, header, tensors).run()
 
     def _completed(
-        self, known: Known, answer: StepAnswer, undone: Callable[[BaseException], Message]
+        self, known: SessionKnown, answer: StepAnswer, undone: Callable[[BaseException], Message]
     ) -> Message | Callable[[], Message]:
         """Finish a step after the model has run; ``undone`` is called if it fails."""
         return self._done(known, answer)
@@ -443,13 +443,13 @@ def _parts(value: Any) -> list[int]:
     return [*map(id, value)] if type(value) in (list, set) else [id(value)]  # the contents of poison cannot be read
 
 
-class Step:
+class RunningStep:
     """One step in progress."""
 
     def __init__(
         self,
         tail: DecodingTail,
-        known: Known,
+        known: SessionKnown,
         mirror: Mirror | None,
         header: Header,
         tensors: list[torch.Tensor],
@@ -552,12 +552,12 @@ class Step:
         else the edge has at the cut; where the step itself leaves that, with its value. ``again`` repeats the step.
         """
         is_unread, self._tail.turns.looked = False, False
-        with suppress(Read, Exception), poisoned(before, names, self._same) as reached:
+        with suppress(PoisonRead, Exception), poisoned(before, names, self._same) as reached:
             is_unread = reached and again()
         if not is_unread or not self._other:
             return is_unread
         is_unread, self._spreads = False, True
-        with suppress(Read, Exception), poisoned(before, ()):
+        with suppress(PoisonRead, Exception), poisoned(before, ()):
             is_same = again()
             now = entries(PythonState(self._tail.model, settings=False))
             self._untouched = {
@@ -578,7 +578,7 @@ class Step:
             self._asked = {name: requested[name] for name in rest}
         if self._spreads:
             if not spread(self._now(before), self._other, self._same, classes=False):
-                raise Read
+                raise PoisonRead
             now = entries(PythonState(self._tail.model, settings=False))
             self._put = {name: _parts(now[name].value) for name in self._other if name in now}
 
@@ -619,13 +619,13 @@ class Step:
         """Return the model's output, and the `Tail` that ran it; ``given``: the state's mirror at the step's
         beginning.
         """
-        tail, look = self._tail, Look()
+        tail, look = self._tail, ForwardLook()
         inputs = [(leaf, leaf._version) for leaf in self._known.inputs.leaves if type(leaf) is not RemoteTensor]
         while True:
             running_tail = self._runner()
             try:
                 output = self._forward(running_tail, kwargs, look)
-            except Learned:
+            except LearnedOnTheWay:
                 self._back()
                 continue
             if any(leaf._version != version for leaf, version in inputs):
@@ -675,7 +675,7 @@ class Step:
         state = () if self._mirror is None else self._mirror.real()
         return [one.clone() for one in (*tensors_in(output), *state) if type(one) is not RemoteTensor]
 
-    def _forward(self, running_tail: Tail, kwargs: dict[str, Any], look: Look) -> Any:
+    def _forward(self, running_tail: Tail, kwargs: dict[str, Any], look: ForwardLook) -> Any:
         token = running.set(running_tail)
         try:
             with torch.no_grad(), restored(self._known.around), fast_path_off(), ExitStack() as self._around:
@@ -691,7 +691,7 @@ class Step:
                     self._around.enter_context(look.draws)
                 running_tail.replay.on(bool(self._header.get("b")))
                 output = self._called(running_tail, kwargs)
-        except Diverged as error:
+        except TailDiverged as error:
             raise CutRefused(f"at {self._tail.cut.name} the two sides part before the cut: {error}") from error
         except RemoteRead as error:
             if error.need is not None:  # the edge can send it

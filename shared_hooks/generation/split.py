@@ -30,25 +30,25 @@ from shared_hooks.generation import hidden
 from shared_hooks.generation.ahead import (
     ASKS,
     MOST_AHEAD,
+    AnswerGrowth,
+    CallForesight,
     Foreseen,
-    Foresight,
-    Growth,
     NextCall,
     foresight,
     unchanging,
 )
 from shared_hooks.generation.asking import Asking
-from shared_hooks.generation.cut import Cut, around, device_of, finder_of
+from shared_hooks.generation.cut import GenerationCut, around, device_of, finder_of
 from shared_hooks.generation.edge_session import (
     SENT_UP,
     EdgeLink,
     EdgeSession,
     History,
-    Pending,
+    PendingStep,
     StepReply,
     drop,
 )
-from shared_hooks.generation.head import Head
+from shared_hooks.generation.head import GenerationHead
 from shared_hooks.generation.hidden import InsideCalls, Settled, is_state, is_state_class
 from shared_hooks.generation.inputs import LITERALS
 from shared_hooks.generation.mirror import Forms, Handle, Mirror, Snapshot, differences, handle_of
@@ -56,7 +56,7 @@ from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTens
 from shared_hooks.generation.results import SHORT, Answer, digest, state_now, unpacked_result, widened, written
 from shared_hooks.generation.session import CALLS, LEAVES
 from shared_hooks.modules import attach, fast_path_off, running
-from shared_hooks.state import Dice, PythonState, Read, poisoned
+from shared_hooks.state import Dice, PoisonRead, PythonState, poisoned
 from shared_hooks.tensors import identical
 
 # The timings of one step.
@@ -94,7 +94,7 @@ MOST_MISJUDGED = 3
 """After a state was foreseen wrongly this often, nothing of it is foreseen any more."""
 
 
-class Heads(Protocol):
+class HeadRunner(Protocol):
     """Runs heads, possibly together with those of other generations."""
 
     def run(self, head: Callable[[], None]) -> int:
@@ -137,12 +137,12 @@ class SplitForward:
         history_bytes: int = HISTORY_BYTES,
         modules: object = None,
         codec: str | None = None,
-        heads: Heads | None = None,
+        heads: HeadRunner | None = None,
     ) -> None:
         self.model = model
         self._heads = heads
         self._codec = hidden.check(codec)
-        self.cut = Cut.of(model, cut)
+        self.cut = GenerationCut.of(model, cut)
         self._link = link
         self._private = private
         self._asking = Asking(answer)
@@ -231,7 +231,7 @@ class SplitForward:
         return output
 
     def _stepped(
-        self, kwargs: dict[str, Any], handle: Handle, began: int, sight: Foresight | None = None
+        self, kwargs: dict[str, Any], handle: Handle, began: int, sight: CallForesight | None = None
     ) -> tuple[Any, Handle]:
         """Return the output of one call, and the handle of its session (a forward may create its own state). ``sight``:
         what will be called next.
@@ -276,7 +276,7 @@ class SplitForward:
             if foreseen is None:
                 message = self._message(head, kwargs, handle, opening, born=head.born is not None)
                 if look is not None and (session.number == 0 or look.changed()):
-                    kept = hidden.Kept.of(look.state()).with_left(self._behind)
+                    kept = hidden.KeptState.of(look.state()).with_left(self._behind)
                     if kept.summaries:
                         message[0]["m"] = kept.header_data()
                 if session.takes_back:
@@ -348,7 +348,7 @@ class SplitForward:
         session.back(found.marks)
         return found
 
-    def _may_look_ahead(self, handle: Handle, header: dict[str, Any], sight: Foresight) -> bool:
+    def _may_look_ahead(self, handle: Handle, header: dict[str, Any], sight: CallForesight) -> bool:
         """Return whether the calls after this one can be foreseen: the message has nothing new, only the model sees its
         modules called, and the state can be restored.
         """
@@ -365,7 +365,7 @@ class SplitForward:
             and not any(one._forward_hooks or one._forward_pre_hooks for one in self._paths)
         )
 
-    def _look_ahead(self, handle: Handle, sight: Foresight, pending: Pending) -> None:
+    def _look_ahead(self, handle: Handle, sight: CallForesight, pending: PendingStep) -> None:
         """While a step is in progress (``pending``), run the heads of the next calls and send their steps."""
         session: EdgeSession = handle.session
         mirror, growth, last = handle.mirror, handle.growth, handle.last
@@ -434,20 +434,22 @@ class SplitForward:
             drop(session)
             handle.misjudged += 1
         known = before.is_whole and handle.misjudged < MOST_MISJUDGED
-        handle.growth = Growth.seen(handle.mirror, before, tokens) if known else None
+        handle.growth = AnswerGrowth.seen(handle.mirror, before, tokens) if known else None
 
-    def _head(self, *, seek: bool = False, look: InsideCalls | None = None) -> Head:
-        return Head(self.cut, self._paths, self._here, self._needed, seek=seek, modules=self._modules, look=look)
+    def _head(self, *, seek: bool = False, look: InsideCalls | None = None) -> GenerationHead:
+        return GenerationHead(
+            self.cut, self._paths, self._here, self._needed, seek=seek, modules=self._modules, look=look
+        )
 
     def _judged(
         self,
         kwargs: dict[str, Any],
-        first: Head,
+        first: GenerationHead,
         handle: Handle,
         snapshot: Snapshot | None,
         look: InsideCalls,
         dice: Dice,
-    ) -> Head:
+    ) -> GenerationHead:
         """Return the head whose values cross, starting from a ``first`` one.
 
         If that has changed the model, it runs once more, from the state that it left: a table that is built on first
@@ -457,7 +459,7 @@ class SplitForward:
         head, names = first, set(self._behind)
         changed = look.changed() - self._settled.rewritten
 
-        def again(closely: InsideCalls | None) -> Head:
+        def again(closely: InsideCalls | None) -> GenerationHead:
             mirror = handle.mirror
             if mirror is not None and (snapshot is None or not mirror.back_to(snapshot)):  # it was written in place
                 look.refuse()
@@ -475,7 +477,7 @@ class SplitForward:
                 names |= changed | more
         if names:
             is_unread = False
-            with suppress(Read, Exception), poisoned(PythonState(self.model, settings=False), names) as reached:
+            with suppress(PoisonRead, Exception), poisoned(PythonState(self.model, settings=False), names) as reached:
                 head = again(None)
                 is_unread = reached and _same_calls(first, head)
             if not is_unread:
@@ -565,7 +567,7 @@ class SplitForward:
         self._handles.add(handle)
         self._sessions.append((weakref.ref(handle), handle.session))
 
-    def _run_head(self, head: Head, kwargs: dict[str, Any]) -> None:
+    def _run_head(self, head: GenerationHead, kwargs: dict[str, Any]) -> None:
         """Run the model up to the cut. Raises CutRefused if it ends without reaching it."""
         shim = self._shim
         assert shim is not None
@@ -590,7 +592,7 @@ class SplitForward:
         )
 
     def _message(
-        self, head: Head, kwargs: dict[str, Any], handle: Handle, opening: Any, *, born: bool
+        self, head: GenerationHead, kwargs: dict[str, Any], handle: Handle, opening: Any, *, born: bool
     ) -> tuple[dict[str, Any], list[torch.Tensor]]:
         session: EdgeSession = handle.session
         header: dict[str, Any] = {}
@@ -633,14 +635,14 @@ class SplitForward:
             if digest(state) != session.random:
                 header["rng"] = written(state)
 
-    def _add_read(self, head: Head, session: EdgeSession, header: dict[str, Any]) -> None:
+    def _add_read(self, head: GenerationHead, session: EdgeSession, header: dict[str, Any]) -> None:
         """Add to the header the values that Python read, unless the other side reads all of them itself."""
         entries = head.watch.entries
         if entries and [entry[:2] for entry in entries] != session.quiet:
             header["b"] = entries
 
     def _add_crossing(
-        self, head: Head, session: EdgeSession, header: dict[str, Any], tensors: list[torch.Tensor]
+        self, head: GenerationHead, session: EdgeSession, header: dict[str, Any], tensors: list[torch.Tensor]
     ) -> None:
         passed = [-1] * len(head.leaves) if session.all_leaves else head.passed
         crossing = [head.structure, passed, int(head.is_shared)]
@@ -659,11 +661,11 @@ class SplitForward:
     def _sent(
         self,
         session: EdgeSession,
-        head: Head,
+        head: GenerationHead,
         header: dict[str, Any],
         tensors: list[torch.Tensor],
-        pending: Pending | None = None,
-        kept: hidden.Kept | None = None,
+        pending: PendingStep | None = None,
+        kept: hidden.KeptState | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> tuple[StepReply, int, int]:
         """Send a step, again with what the other side lacks; returns the answer, and all bytes up and down.
@@ -704,7 +706,7 @@ class SplitForward:
             )
         raise CutRefused(f"the tail after {self.cut.name} cannot be run: {reply.header.get('why')}")
 
-    def _output(self, reply: StepReply, head: Head, kwargs: dict[str, Any], handle: Handle) -> Any:
+    def _output(self, reply: StepReply, head: GenerationHead, kwargs: dict[str, Any], handle: Handle) -> Any:
         session: EdgeSession = handle.session
         session.structure = reply.header.get("r", session.structure)
         if "m" in reply.header and reply.header["m"] != self._left_there:
@@ -745,7 +747,7 @@ def _reading() -> Iterator[None]:
         raise BadFrame(f"malformed answer to a step: {type(error).__name__}: {error!s:.120}") from error
 
 
-def _same_calls(one: Head, other: Head) -> bool:
+def _same_calls(one: GenerationHead, other: GenerationHead) -> bool:
     """Return whether the calls of two heads gave the same values."""
     before, now = one.given_by_calls(), other.given_by_calls()
     return len(before) == len(now) and all(map(_same_leaf, before, now))
@@ -755,7 +757,7 @@ def _same_leaf(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one is other or (type(one) is type(other) and (isinstance(one, RemoteTensor) or identical(one, other)))
 
 
-def _run(head: Head) -> set[str]:
+def _run(head: GenerationHead) -> set[str]:
     """Return the paths of the calls before the cut."""
     return {call.path for call in head.calls[:-1]}
 
@@ -806,7 +808,7 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
 
-def _extra(head: Head, place: list[Any]) -> torch.Tensor:
+def _extra(head: GenerationHead, place: list[Any]) -> torch.Tensor:
     found = head.value(Origin("call", *place))
     if found is None:
         raise CutRefused(f"the tail needs what {place[0]} gives, which is called by no code around the cut")

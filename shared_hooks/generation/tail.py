@@ -12,13 +12,13 @@ from torch import nn
 
 from shared_hooks.errors import IsthmusError
 from shared_hooks.generation.asking import CallReport, CallReports
-from shared_hooks.generation.bank import Replay
-from shared_hooks.generation.cut import Cut
-from shared_hooks.generation.head import Call, Head, arguments, born
+from shared_hooks.generation.bank import BankReplay
+from shared_hooks.generation.cut import GenerationCut
+from shared_hooks.generation.head import GenerationHead, HeadCall, arguments, born
 from shared_hooks.generation.hidden import InsideCalls
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
-from shared_hooks.generation.results import Kind, Template
+from shared_hooks.generation.results import AnswerKind, Template
 from shared_hooks.modules.attach import Needed
 from shared_hooks.state import Dice
 from shared_hooks.tensors import ClassFinder, flatten
@@ -28,7 +28,7 @@ class NotReported(Exception):
     """The edge must report the results of its calls before the cut, and did not."""
 
 
-class Learned(BaseException):
+class LearnedOnTheWay(BaseException):
     """Raised at the cut if something was learned on the way, by running what must not run. The forward starts again."""
 
 
@@ -45,7 +45,7 @@ class Tail:
 
     def __init__(
         self,
-        cut: Cut,
+        cut: GenerationCut,
         paths: dict[nn.Module, str],
         template: Template,
         reports: CallReports,
@@ -71,7 +71,7 @@ class Tail:
         self._learned = False
         self._counts: dict[str, int] = {}
         self._frames: list[str | None] = [""]
-        self.replay = Replay(self._frames, bank, here, template.written)
+        self.replay = BankReplay(self._frames, bank, here, template.written)
         self.resumed = False
         self.sent: dict[Origin, torch.Tensor] = {}
         self.views: list[tuple[torch.Tensor, int]] = []
@@ -84,18 +84,19 @@ class Tail:
 
     @property
     def sees_inside(self) -> bool:
-        """As `Head.sees_inside`."""
+        """As `GenerationHead.sees_inside`."""
         return self._frames[-1] is not None
 
     def learn_written(self, tensor: torch.Tensor) -> None:
         """Called before a remote value is written into a tensor of this side.
 
-        Raises `Learned` if the code around the cut has created that tensor: in the next attempt it is remote, too.
+        Raises `LearnedOnTheWay` if the code around the cut has created that tensor: in the next attempt it is remote,
+        too.
         """
         line = self.replay.made.get(tensor.untyped_storage()._cdata)
         if line is not None and not self.resumed:
             self._template.written.add(line)
-            raise Learned
+            raise LearnedOnTheWay
 
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -111,7 +112,7 @@ class Tail:
             self.replay.off()
             self._needed.called.add(module)
             if self._learned:
-                raise Learned
+                raise LearnedOnTheWay
             return self._at_the_cut(path, count, args, kwargs)
         if path in self._cut.above:
             self._frames.append(path)
@@ -131,7 +132,7 @@ class Tail:
         reported = self._reports.calls.get((path, count))
         alone = None if reported is None or reported.inner else reported.alone
         is_clean = alone is not None and not alone.memory.writes
-        if is_clean and self._template.kinds.get((path, count)) is Kind.SKIPPED:
+        if is_clean and self._template.kinds.get((path, count)) is AnswerKind.SKIPPED:
             return alone
         return self._before_the_cut(path, count, forward, args, kwargs, given, reported)
 
@@ -161,9 +162,9 @@ class Tail:
             kind, output = self._tried(forward, args, kwargs, given)
             self._learned = True
             self._template.learn(path, count, kind)
-        elif kind is Kind.ENTERED:
+        elif kind is AnswerKind.ENTERED:
             output = self._entered(forward, args, kwargs)
-        if kind is Kind.ENTERED:
+        if kind is AnswerKind.ENTERED:
             return output if reported is None else reported.completed(output, self._find)
         if reported is None:
             raise NotReported(f"what {path} gives is not reported")
@@ -173,20 +174,20 @@ class Tail:
 
     def _tried(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
-    ) -> tuple[Kind, Any]:
+    ) -> tuple[AnswerKind, Any]:
         dice = Dice()
         try:
             output = self._entered(forward, args, kwargs)
             _, leaves = flatten(output)
         except IsthmusError:  # a remote tensor was read, or a value is of an unknown kind
-            return Kind.SKIPPED, None
+            return AnswerKind.SKIPPED, None
         except Exception:  # there is no kernel without data for it
-            return Kind.SKIPPED, None
+            return AnswerKind.SKIPPED, None
         finally:
             dice.restore()  # random numbers drawn here must not advance the generators
         known = {id(one) for one in given}
         hangs = all(type(leaf) is RemoteTensor or id(leaf) in known for leaf in leaves)
-        return (Kind.SKIPPED, None) if hangs else (Kind.ENTERED, output)
+        return (AnswerKind.SKIPPED, None) if hangs else (AnswerKind.ENTERED, output)
 
     def _entered(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._frames.append(None)
@@ -212,9 +213,9 @@ class Middle(Tail):
     what its calls change.
     """
 
-    def __init__(self, second: Cut, look: InsideCalls | None, *tail: Any, **options: Any) -> None:
+    def __init__(self, second: GenerationCut, look: InsideCalls | None, *tail: Any, **options: Any) -> None:
         super().__init__(*tail, **options)
-        self.head = Head(second, self._paths, self._here, self._needed, modules=self.modules, look=look)
+        self.head = GenerationHead(second, self._paths, self._here, self._needed, modules=self.modules, look=look)
         self.head.share(self._frames, self._counts)
 
     def call(
@@ -228,7 +229,7 @@ class Middle(Tail):
     def _at_the_cut(self, path: str, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = super()._at_the_cut(path, count, args, kwargs)
         self.is_bare = False
-        call = Call(path, count, arguments(args, kwargs))
+        call = HeadCall(path, count, arguments(args, kwargs))
         call.output = output
         self.head.calls.append(call)
         return output

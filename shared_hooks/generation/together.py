@@ -18,7 +18,7 @@ from torch import nn
 from shared_hooks import devices
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.forward import uninterrupted
-from shared_hooks.generation.gates import BlockGate, Entry, Form, Gate, Request, RowGate, nobodys, travelling
+from shared_hooks.generation.gates import BlockGate, Form, Gate, GateRequest, RowGate, ShimEntry, nobodys, travelling
 from shared_hooks.modules import attach
 from shared_hooks.purity import pure_modules
 from shared_hooks.state import PythonState
@@ -135,7 +135,7 @@ class _Participant(Generic[Result]):
     """One call; a `gates.Participant`."""
 
     place: tuple[Gate, Form]
-    request: Request
+    request: GateRequest
 
     def __init__(
         self, together: _LockstepRun[Result], number: int, call: Callable[[], Result], context: Context
@@ -192,7 +192,7 @@ class _Participant(Generic[Result]):
     def is_quiet(self) -> bool:
         return self._together.before is None or self._together.before.is_same
 
-    def arrive(self, gate: Gate, form: Form, request: Request) -> Any:
+    def arrive(self, gate: Gate, form: Form, request: GateRequest) -> Any:
         self.place, self.request = (gate, form), request
         with uninterrupted():  # an interruption of this call must not be raised in another
             self._greenlet.parent.switch()
@@ -243,14 +243,14 @@ class Lockstep:
             with attach.lock:
                 shims = [attach.attach(one) for one in same]
                 entry = shims[0].gate
-                if isinstance(entry, Entry):
+                if isinstance(entry, ShimEntry):
                     gate = entry.gate
                 elif layer is None or same[0] in pure:
                     gate = RowGate(same[0], shims[0].forward, numbers[same[0]], same[1:])
                 else:
                     gate = BlockGate(same[0], shims[0].forward, numbers[same[0]], same[1:], layer)
                 for shim in shims:
-                    shim.gate = Entry(shim.forward, gate)
+                    shim.gate = ShimEntry(shim.forward, gate)
                     gate.users += 1
 
     def run(
@@ -281,7 +281,7 @@ class Lockstep:
         if state is None or not state.is_same:
             for module in self._gated:
                 shim = attach.shim_of(module)
-                if shim is not None and isinstance(shim.gate, Entry):
+                if shim is not None and isinstance(shim.gate, ShimEntry):
                     shim.gate.gate.look_again()
             state = self._python = PythonState(self._model, settings=False)
         return state
@@ -291,7 +291,7 @@ class Lockstep:
         for module in self._gated:
             with attach.lock:
                 shim = attach.shim_of(module)
-                if shim is not None and isinstance(shim.gate, Entry):
+                if shim is not None and isinstance(shim.gate, ShimEntry):
                     gate = shim.gate.gate
                     gate.users -= 1
                     if self._apart or not gate.users:

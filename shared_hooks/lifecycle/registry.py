@@ -156,7 +156,7 @@ def name_of(hook: Any) -> str:
 log = logging.getLogger(__name__)
 
 
-class Listener:
+class HookListener:
     """One hook at one stage, and its cost so far."""
 
     def __init__(self, owner: Registered, stage: Stage, call: Handler, when: Condition | None) -> None:
@@ -240,7 +240,7 @@ class Registered:
     name: str
     priority: int
     number: int
-    listeners: tuple[Listener, ...] = ()
+    listeners: tuple[HookListener, ...] = ()
 
 
 class _Request(on_behalf_of):
@@ -278,7 +278,7 @@ class Lifecycle:
     def __init__(self, side: str = "local") -> None:
         self.side = side
         self._hooks: list[Registered] = []
-        self._at: dict[Stage, tuple[Listener, ...]] = {}
+        self._at: dict[Stage, tuple[HookListener, ...]] = {}
         self._registered = 0
         self._lock = threading.Lock()
         self._thread = threading.local()
@@ -349,7 +349,7 @@ class Lifecycle:
             number = next((one.number for one in self._hooks if one.name == name), self._registered)
             made = Registered(hook, name, place, number)
             condition = when or mark.when
-            made.listeners = tuple(Listener(made, stage, call, condition) for stage, call in calls.items())
+            made.listeners = tuple(HookListener(made, stage, call, condition) for stage, call in calls.items())
             self._registered += 1
             self._set([*(one for one in self._hooks if one.name != name), made])
         return name
@@ -427,7 +427,7 @@ class Lifecycle:
     def _set(self, hooks: list[Registered]) -> None:
         """Sort the hooks into a new table; a thread that is dispatching continues with the old one."""
         self._hooks = hooks
-        at: dict[Stage, list[Listener]] = {}
+        at: dict[Stage, list[HookListener]] = {}
         for one in sorted(hooks, key=lambda one: (one.priority, one.number)):
             for listener in one.listeners:
                 at.setdefault(listener.stage, []).append(listener)

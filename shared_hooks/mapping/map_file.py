@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch import nn
 
 from shared_hooks.errors import SpecError
-from shared_hooks.forward import Kind
+from shared_hooks.forward import CallKind
 from shared_hooks.modules import ROOT, ModuleInfo, Shim, call_name, tables
 from shared_hooks.planning import Plan
 from shared_hooks.recording import ModuleCall, Op
@@ -224,7 +224,7 @@ def _list_steps(
         if isinstance(item, ModuleCall):
             steps.append((item, caller))
             _list_steps(item, item, steps)
-        elif caller is not None and caller.layer_id is None and item.kind is not Kind.FORM:
+        elif caller is not None and caller.layer_id is None and item.kind is not CallKind.FORM:
             steps.append((item, caller))
 
 

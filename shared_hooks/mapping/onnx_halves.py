@@ -197,7 +197,7 @@ TOLERANCES: Final[Mapping[torch.dtype, float]] = {
 
 
 @dataclass(frozen=True)
-class Check:
+class HalvesCheck:
     """One check, in words, and its result."""
 
     what: str
@@ -219,7 +219,7 @@ def expected(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         buffers.restore()
 
 
-def check_file(path: str | Path, known: HierarchyMap) -> list[Check]:
+def check_file(path: str | Path, known: HierarchyMap) -> list[HalvesCheck]:
     """Check that a file is well formed, that every node has a tag of the map, and that the sidecar agrees. Raises
     nothing.
     """
@@ -229,7 +229,7 @@ def check_file(path: str | Path, known: HierarchyMap) -> list[Check]:
         read = onnx.load(str(path))
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # a damaged file may make the readers raise anything
-        return [Check("well formed", False, f"{type(error).__name__}: {_line(error)}")]
+        return [HalvesCheck("well formed", False, f"{type(error).__name__}: {_line(error)}")]
     nodes = _nodes(read.graph)
     props = [{entry.key: entry.value for entry in node.metadata_props} for node in nodes]
     untagged = [node.name or node.op_type for node, own in zip(nodes, props, strict=True) if not own.get(TAG)]
@@ -242,19 +242,19 @@ def check_file(path: str | Path, known: HierarchyMap) -> list[Check]:
         or own.get(RULE) not in RULES
     ]
     return [
-        Check("well formed", True, f"onnx.checker, {len(nodes)} nodes"),
-        Check("every node tagged", not untagged, _some(untagged, f"{len(nodes)} of {len(nodes)}")),
-        Check("tags in the map", not unknown and not wrong, _some(unknown or wrong, f"{len(nodes)} nodes")),
+        HalvesCheck("well formed", True, f"onnx.checker, {len(nodes)} nodes"),
+        HalvesCheck("every node tagged", not untagged, _some(untagged, f"{len(nodes)} of {len(nodes)}")),
+        HalvesCheck("tags in the map", not unknown and not wrong, _some(unknown or wrong, f"{len(nodes)} nodes")),
         _check_sidecar(path, nodes, props),
     ]
 
 
-def check_run(path: str | Path, tensors: Mapping[str, torch.Tensor], wanted: Sequence[torch.Tensor]) -> Check:
+def check_run(path: str | Path, tensors: Mapping[str, torch.Tensor], wanted: Sequence[torch.Tensor]) -> HalvesCheck:
     """Compare the file in onnxruntime, on the CPU, with torch."""
     try:
         return _compared("runs, as torch", list(run(path, tensors).values()), wanted)
     except Exception as error:
-        return Check("runs, as torch", False, f"{type(error).__name__}: {_line(error)}")
+        return HalvesCheck("runs, as torch", False, f"{type(error).__name__}: {_line(error)}")
 
 
 def check_chain(
@@ -263,19 +263,19 @@ def check_chain(
     whole: str | Path,
     tensors: Mapping[str, torch.Tensor],
     wanted: Sequence[torch.Tensor],
-) -> list[Check]:
+) -> list[HalvesCheck]:
     """Compare head then tail, in onnxruntime, with the whole file there and with torch."""
     try:
         given = run(tail, {**tensors, **run(head, tensors)})
         there = run(whole, tensors)
         same_names = list(given) == list(there)
         return [
-            Check("outputs of the tail", same_names, ", ".join(given)),
+            HalvesCheck("outputs of the tail", same_names, ", ".join(given)),
             _compared("head and tail, as the whole file", list(given.values()), list(there.values())),
             _compared("head and tail, as torch", list(given.values()), wanted),
         ]
     except Exception as error:
-        return [Check("head and tail", False, f"{type(error).__name__}: {_line(error)}")]
+        return [HalvesCheck("head and tail", False, f"{type(error).__name__}: {_line(error)}")]
 
 
 def run(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -300,15 +300,15 @@ def run_in(session: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch
     return {name: torch.from_numpy(array) for name, array in zip(names, session.run(names, feeds), strict=True)}
 
 
-def _compared(what: str, given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> Check:
+def _compared(what: str, given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> HalvesCheck:
     if len(given) != len(wanted):
-        return Check(what, False, f"{len(given)} outputs, where {len(wanted)} were expected")
+        return HalvesCheck(what, False, f"{len(given)} outputs, where {len(wanted)} were expected")
     worst, ok = 0.0, True
     for number, (mine, other) in enumerate(zip(given, wanted, strict=True)):
         other = other.detach().cpu()
         if mine.shape != other.shape or mine.dtype != other.dtype:
             is_, was = f"{mine.dtype} {list(mine.shape)}", f"{other.dtype} {list(other.shape)}"
-            return Check(what, False, f"output {number} is {is_}, where {was} was expected")
+            return HalvesCheck(what, False, f"output {number} is {is_}, where {was} was expected")
         if not other.numel():
             continue
         allowed = TOLERANCES.get(other.dtype, 0.0)
@@ -324,18 +324,20 @@ def _compared(what: str, given: Sequence[torch.Tensor], wanted: Sequence[torch.T
         scale = max(1.0, finite.max().item() if finite.numel() else 0.0)
         ok = ok and difference <= allowed * scale  # false for NaN
         worst = max(worst, difference) if difference == difference else difference
-    return Check(what, ok, f"{len(wanted)} outputs, largest difference {worst:.3g}")
+    return HalvesCheck(what, ok, f"{len(wanted)} outputs, largest difference {worst:.3g}")
 
 
-def _check_sidecar(path: str | Path, nodes: Sequence[onnx.NodeProto], props: Sequence[Mapping[str, str]]) -> Check:
+def _check_sidecar(
+    path: str | Path, nodes: Sequence[onnx.NodeProto], props: Sequence[Mapping[str, str]]
+) -> HalvesCheck:
     what = "sidecar"
     try:
         side = json.loads(sidecar_path(path).read_text(encoding="utf-8"))
         listed = [(one["name"], one["tag"]) for one in side["nodes"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return Check(what, False, f"{sidecar_path(path).name}: {type(error).__name__}: {_line(error)}")
+        return HalvesCheck(what, False, f"{sidecar_path(path).name}: {type(error).__name__}: {_line(error)}")
     there = [(node.name, own.get(TAG, "")) for node, own in zip(nodes, props, strict=True)]
-    return Check(what, sorted(listed) == sorted(there), f"{len(listed)} nodes listed, {len(there)} in the file")
+    return HalvesCheck(what, sorted(listed) == sorted(there), f"{len(listed)} nodes listed, {len(there)} in the file")
 
 
 def _nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

@@ -14,7 +14,7 @@ from shared_hooks.crossing import EarlyOutput, NamedCrossing, NamedNumbers, Name
 from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.forward import is_escape
 from shared_hooks.mapping.onnx_export import ExportFailed, Free, converted
-from shared_hooks.mapping.tape import Make, Replay, Tape, Wanted, chosen_again, compiled_again, read_again
+from shared_hooks.mapping.tape import Make, Tape, TapeReplay, WantedTensor, chosen_again, compiled_again, read_again
 from shared_hooks.mapping.tape import of_any_size as any_size
 from shared_hooks.planning import Plan, Size
 from shared_hooks.recording.trace import Op
@@ -34,7 +34,7 @@ class TapedHead:
     cut: str
     named: NamedCrossing
     tape: Tape
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedTensor, ...]
     of_weights: tuple[int, ...] = ()
     sizes: tuple[tuple[int, int], ...] = ()
 
@@ -112,7 +112,7 @@ class _Places:
         raise CutRefused(f"{numbers.name} is read where torch functions are not seen")
 
 
-def _tensor(tape: Tape, end: int, early: EarlyOutput, one: NamedTensor) -> Wanted:
+def _tensor(tape: Tape, end: int, early: EarlyOutput, one: NamedTensor) -> WantedTensor:
     """Return the tensor of the tape that is this one, or that it is a part of: on the memory of its piece."""
     piece = early.pieces[one.piece]
     copies = [step for step in tape.around if "clone" in step.name and tape.tensors[step.results[0]] is piece]
@@ -129,16 +129,16 @@ def _tensor(tape: Tape, end: int, early: EarlyOutput, one: NamedTensor) -> Wante
     form = lying if one.part else lying.as_strided(one.view.shape, one.view.stride, lying.storage_offset())
     for at in there:
         if _is_like(tape.tensors[at], form):
-            return Wanted(end, (at,), _first, picks=(...,))
+            return WantedTensor(end, (at,), _first, picks=(...,))
     for at in there:
         for picks in _picks(tape.tensors[at], form):
             if same_bytes(tape.tensors[at][picks[0]], wanted):
-                return Wanted(end, (at,), _picking(picks[0]), picks)
+                return WantedTensor(end, (at,), _picking(picks[0]), picks)
     for numbers in (*((at,) for at in there), tuple(there)):
         tensors = [tape.tensors[at] for at in numbers]
         make = _gathering(tensors, form)
         if make is not None and same_bytes(make(tensors), wanted):
-            return Wanted(end, numbers, make)
+            return WantedTensor(end, numbers, make)
     raise CutRefused(f"{one.name} crosses as memory that no torch function was seen to make")
 
 
@@ -270,7 +270,7 @@ class _Call:
         sizes = heads[-1].sizes
         free = self.moving if sizes else {}
         model = converted(
-            Replay(heads[-1].tape, wanted, sizes, done),
+            TapeReplay(heads[-1].tape, wanted, sizes, done),
             [as_sent(one) for one in self.tensors],
             self.inputs,
             names,

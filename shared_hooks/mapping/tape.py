@@ -2,7 +2,7 @@
 
 A model's Python branches on data, asks whether it is being traced, and passes numbers around; in a run that has
 happened all of this is settled. So a head is exported from its tape, not from the model's code: `Tape` records one run
-of the real model, and `Replay` runs the same functions on other inputs, or on an exporter's tensors without data.
+of the real model, and `TapeReplay` runs the same functions on other inputs, or on an exporter's tensors without data.
 
 What the run's Python read from data is part of the tape, and a replay must compare it: for other values the model might
 have run differently (`read_again`, `chosen_again`).
@@ -22,9 +22,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.crossing.named import OTHERWISE, as_held, as_sent
 from shared_hooks.errors import CutRefused
-from shared_hooks.forward import Kind, arguments_of, by_truth, is_escape, is_mapped, kind_of, name_of, shape_from_data
+from shared_hooks.forward import (
+    CallKind,
+    arguments_of,
+    by_truth,
+    is_escape,
+    is_mapped,
+    kind_of,
+    name_of,
+    shape_from_data,
+)
 from shared_hooks.modules.attach import running
-from shared_hooks.planning import Moving, Size, Terms, value_at
+from shared_hooks.planning import MovingSizes, Size, Terms, value_at
 
 
 class Ref(NamedTuple):
@@ -46,7 +55,7 @@ class Varying:
 
 
 @dataclass(frozen=True)
-class Step:
+class TapeStep:
     """One function that ran; tensors of its arguments as `Ref`, of its result as numbers with their ``shapes``.
 
     ``value``: the Python value that it read from data, if any; ``reads`` says whether. ``below``: a kernel that belongs
@@ -85,7 +94,7 @@ class Step:
         _mapped((self.args, self.kwargs), Varying, found.append)
         return bool(found)
 
-    def is_like(self, other: Step) -> bool:
+    def is_like(self, other: TapeStep) -> bool:
         """Return whether both are the same step of two runs."""
         return (
             self.func == other.func
@@ -110,8 +119,8 @@ class Tape:
 
     model: nn.Module
     inputs: Sequence[torch.Tensor]
-    steps: list[Step] = field(default_factory=list)
-    around: list[Step] = field(default_factory=list)
+    steps: list[TapeStep] = field(default_factory=list)
+    around: list[TapeStep] = field(default_factory=list)
     """What ran around the model's forward, in the head's own code."""
     constants: dict[int, str | torch.Tensor] = field(default_factory=dict)
     strangers: set[int] = field(default_factory=set)
@@ -161,17 +170,17 @@ class Tape:
         """Record a function that has run."""
         kind = kind_of(name, bool(arguments_of(args, kwargs)), result)
         # a head uses addresses, and offsets of tensors in them; for a model that does there is no graph
-        if kind is Kind.FORM or is_escape(name) or name == "storage_offset":
+        if kind is CallKind.FORM or is_escape(name) or name == "storage_offset":
             return
         given = _mapped(args, torch.Tensor, self._ref), _mapped(kwargs, torch.Tensor, self._ref)
         results = arguments_of((result,), {})
         numbers = tuple(self._numbers[id(one)] if id(one) in self._numbers else self._new(one) for one in results)
-        reads = kind is Kind.VALUE
+        reads = kind is CallKind.VALUE
         shapes, dtypes = tuple(tuple(one.shape) for one in results), tuple(one.dtype for one in results)
         steps = self.around if running.get() is None else self.steps
         autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         steps.append(
-            Step(
+            TapeStep(
                 name,
                 func,
                 *given,
@@ -303,7 +312,7 @@ def of_any_size(tapes: Sequence[Tape], sizes: Sequence[Size]) -> Tape | None:
     constants = [{at: one if isinstance(one, str) else id(one) for at, one in tape.constants.items()} for tape in tapes]
     if any(one != read[0] for one in read) or any(one != constants[0] for one in constants):
         return None
-    moving = Moving.of([tape.steps for tape in tapes[:-1]], sizes[:-1])
+    moving = MovingSizes.of([tape.steps for tape in tapes[:-1]], sizes[:-1])
     steps = None if moving is None else moving.with_numbers(Varying)
     if moving is None or steps is None:
         return None
@@ -317,7 +326,7 @@ Make = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedTensor:
     """A tensor that a replay returns: ``make`` of the tensors with these numbers, as they are after ``at`` steps."""
 
     at: int
@@ -327,7 +336,7 @@ class Wanted:
     """How it is selected for inputs of other sizes: an index, or two of which one is the same for all."""
 
 
-class Replay(nn.Module):
+class TapeReplay(nn.Module):
     """Runs a tape's functions on other inputs and returns what is wanted; both as tensors are sent (`as_sent`).
 
     The model is a submodule, so its weights keep their names, after "model.". ``sizes``: inputs and their axes that the
@@ -336,7 +345,11 @@ class Replay(nn.Module):
     """
 
     def __init__(
-        self, tape: Tape, wanted: Sequence[Wanted], sizes: Sequence[tuple[int, int]] = (), done: Sequence[int] = ()
+        self,
+        tape: Tape,
+        wanted: Sequence[WantedTensor],
+        sizes: Sequence[tuple[int, int]] = (),
+        done: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.model = tape.model
@@ -389,7 +402,7 @@ class Replay(nn.Module):
         return tuple(found[place] for place in range(len(self._wanted)))
 
     @staticmethod
-    def _run(step: Step, tensors: dict[int, torch.Tensor], size: Any) -> None:
+    def _run(step: TapeStep, tensors: dict[int, torch.Tensor], size: Any) -> None:
         def resolved(one: Ref | Varying) -> Any:
             return tensors[one.number] if isinstance(one, Ref) else one.at(size)
 
@@ -513,7 +526,7 @@ _READERS: Final[dict[str, Callable[..., torch.Tensor]]] = {
 }
 
 
-def read_again(tape: Tape, at: int, shape: Sequence[int], known: Sequence[int], truth: bool) -> Wanted:
+def read_again(tape: Tape, at: int, shape: Sequence[int], known: Sequence[int], truth: bool) -> WantedTensor:
     """Return the value that step ``at`` reads, int64; ``known``: those read when it was recorded. Raises CutRefused."""
     step = tape.steps[at]
     if step.name not in _READERS:
@@ -528,17 +541,17 @@ def read_again(tape: Tape, at: int, shape: Sequence[int], known: Sequence[int], 
         wanted = torch.tensor(list(known), dtype=torch.int64).reshape(tuple(shape))
         return torch.where(value == wanted, value, OTHERWISE)
 
-    return Wanted(at, numbers, make, picks=(...,))
+    return WantedTensor(at, numbers, make, picks=(...,))
 
 
-def chosen_again(tape: Tape, at: int) -> Wanted:
+def chosen_again(tape: Tape, at: int) -> WantedTensor:
     """Return how many elements step ``at`` returns, int64, if its shape depends on its data. Raises CutRefused."""
     step = tape.steps[at]
     tensors = step.given()
     masks = [number for number in tensors if tape.tensors[number].dtype in (torch.bool, torch.uint8)]
     total = sum(torch.Size(shape).numel() for shape in step.shapes)
     if not step.chooses:
-        return Wanted(at + 1, step.results, _elements, picks=(...,))
+        return WantedTensor(at + 1, step.results, _elements, picks=(...,))
     if step.name in ("nonzero", "argwhere") or (step.name == "where" and len(tensors) == 1):
         mask = tensors[0]
     elif step.name in ("masked_select", "__getitem__") and len(masks) == 1:
@@ -549,23 +562,23 @@ def chosen_again(tape: Tape, at: int) -> Wanted:
         )
     else:  # it may read data for something else; the exporter will report it
         tape.steps[at] = replace(step, fixed=True)
-        return Wanted(at, (), lambda tensors: torch.tensor(total))
+        return WantedTensor(at, (), lambda tensors: torch.tensor(total))
     count = int(torch.count_nonzero(tape.tensors[mask]))
 
     def make(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         found = (tensors[0] != 0).to(torch.int64).sum()
         return torch.where(found == count, total, OTHERWISE)
 
-    return Wanted(at, (mask,), make)
+    return WantedTensor(at, (mask,), make)
 
 
 def _elements(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.full((), sum(one.numel() for one in tensors), dtype=torch.int64)
 
 
-def compiled_again(tape: Tape, total: int) -> Wanted:
+def compiled_again(tape: Tape, total: int) -> WantedTensor:
     """Return the same for a module of which only kernels were seen. Raises CutRefused if they depend on data."""
     for step in tape.steps:
         if step.below and (step.reads or step.chooses):
             raise CutRefused(f"a scripted or compiled module before the cut chooses by data ({step.name})")
-    return Wanted(0, (), lambda tensors: torch.tensor(total))
+    return WantedTensor(0, (), lambda tensors: torch.tensor(total))

@@ -14,7 +14,7 @@ from shared_hooks import devices
 from shared_hooks.devices import Allocated
 from shared_hooks.metrics.energy import Gpu
 from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, Reading, TensorShape, outputs_of
-from shared_hooks.metrics.sampler import Track, Window, sampler
+from shared_hooks.metrics.sampler import SampleWindow, Track, sampler
 from shared_hooks.modules import ModuleInfo, call_name
 
 # The clocks of layers: the host's, and the events of a CUDA stream.
@@ -223,7 +223,7 @@ def _energy(track: Track | Reading, start: int, stop: int) -> tuple[Reading, Rea
     return energy, Reading(energy.value / (stop - start) * 1e9, energy.status, energy.note)
 
 
-def _levels(window: Window, start: int, stop: int) -> tuple[Reading, ...]:
+def _levels(window: SampleWindow, start: int, stop: int) -> tuple[Reading, ...]:
     """Return the process's memory at the end and its maximum, and the means of processors, GPU and this machine's
     memory.
     """

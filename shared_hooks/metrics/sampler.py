@@ -132,7 +132,7 @@ class Series:
     def __init__(self, what: str, period_ns: int) -> None:
         self.what = what
         self.period_ns = period_ns
-        self._words = Words.of(what, period_ns)
+        self._words = SeriesNotes.of(what, period_ns)
         self._samples: deque[tuple[int, float]] = deque(maxlen=LENGTH)
         self._lock = threading.Lock()
 
@@ -163,7 +163,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class SeriesNotes:
     """Notes for the readings of one series."""
 
     measured: str
@@ -173,7 +173,7 @@ class Words:
     elsewhere: Reading
 
     @classmethod
-    def of(cls, what: str, period_ns: int) -> Words:
+    def of(cls, what: str, period_ns: int) -> SeriesNotes:
         every = f"{period_ns / 1e6:.0f} ms"
         return cls(
             f"{what}, sampled every {every}",
@@ -192,7 +192,7 @@ class Track:
     *unavailable*.
     """
 
-    def __init__(self, words: Words, period_ns: int, times: list[int], values: list[float]) -> None:
+    def __init__(self, words: SeriesNotes, period_ns: int, times: list[int], values: list[float]) -> None:
         self.times = times
         self.values = values
         self.period_ns = period_ns
@@ -313,7 +313,7 @@ SLOW_PERIOD_S = 0.1
 IDLE_S = 5.0
 
 
-class Level(Protocol):
+class LevelSensor(Protocol):
     """Reads a sensor whose value rises and falls; `read` raises MeterUnavailable."""
 
     name: str
@@ -322,7 +322,7 @@ class Level(Protocol):
     def read(self) -> float: ...
 
 
-class Channel:
+class SensorChannel:
     """One series of samples and its sensor, or the reason why there is none."""
 
     def __init__(self, what: str, period_s: float, read: Callable[[], float]) -> None:
@@ -357,7 +357,7 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Window:
+class SampleWindow:
     """The samples around one forward; a reading in place of a track gives the reason why there is none."""
 
     energy: Track | Reading
@@ -388,7 +388,7 @@ class Sampler:
         self,
         find: Callable[[], Meters] = find_meters,
         *,
-        utilisation: Callable[[Gpu], Level] = lambda gpu: NvmlUtilisation(Machine(), gpu),
+        utilisation: Callable[[Gpu], LevelSensor] = lambda gpu: NvmlUtilisation(Machine(), gpu),
         period_s: float = PERIOD_S,
         idle_s: float = IDLE_S,
     ) -> None:
@@ -405,7 +405,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._asked = 0.0
         self._meters: Meters | None = None
-        self._devices: dict[Gpu | None, tuple[Channel, Channel | None] | None] = {None: None}
+        self._devices: dict[Gpu | None, tuple[SensorChannel, SensorChannel | None] | None] = {None: None}
         self._process = psutil.Process()
         self._host = self._host_channels()
 
@@ -417,12 +417,12 @@ class Sampler:
         if self._thread is None:
             self._start()
 
-    def window(self, start_ns: int, gpu: Gpu | None = None) -> Window:
+    def window(self, start_ns: int, gpu: Gpu | None = None) -> SampleWindow:
         """Return the samples from ``start_ns`` (`time.perf_counter_ns`) on."""
         channels = self._devices.get(gpu)
         energy, level = channels if channels is not None else (None, None)
         resident, cpu, memory = [channel.since(start_ns) for channel in self._host]
-        return Window(
+        return SampleWindow(
             energy=SEARCHING if energy is None else energy.since(start_ns),
             resident=resident,
             cpu=cpu,
@@ -450,12 +450,14 @@ class Sampler:
                 )
                 self._thread.start()
 
-    def _host_channels(self) -> tuple[Channel, Channel, Channel]:
+    def _host_channels(self) -> tuple[SensorChannel, SensorChannel, SensorChannel]:
         process = self._process
         return (
-            Channel("resident set of the process", self._period_s, lambda: float(process.memory_info().rss)),
-            Channel("processor utilisation of this machine", SLOW_PERIOD_S, lambda: psutil.cpu_percent(interval=None)),
-            Channel("memory in use on this machine", SLOW_PERIOD_S, lambda: psutil.virtual_memory().percent),
+            SensorChannel("resident set of the process", self._period_s, lambda: float(process.memory_info().rss)),
+            SensorChannel(
+                "processor utilisation of this machine", SLOW_PERIOD_S, lambda: psutil.cpu_percent(interval=None)
+            ),
+            SensorChannel("memory in use on this machine", SLOW_PERIOD_S, lambda: psutil.virtual_memory().percent),
         )
 
     def _run(self, stop: threading.Event) -> None:
@@ -501,11 +503,11 @@ class Sampler:
         except Exception as error:  # a failed search costs only the energy figures
             return Meters(missing=(("search", f"{type(error).__name__}: {error}"[:200]),))
 
-    def _device_channels(self, meters: Meters, gpu: Gpu | None) -> tuple[Channel, Channel | None]:
-        energy = Channel("energy meters", self._period_s, lambda: 0.0)
+    def _device_channels(self, meters: Meters, gpu: Gpu | None) -> tuple[SensorChannel, SensorChannel | None]:
+        energy = SensorChannel("energy meters", self._period_s, lambda: 0.0)
         try:
             own = meters.total(gpu)
-            energy = Channel(
+            energy = SensorChannel(
                 " + ".join(meter.name for meter in own),
                 max(self._period_s, *(meter.period_s for meter in own)),
                 lambda: sum(meter.read() for meter in own),
@@ -514,10 +516,10 @@ class Sampler:
             energy.lose(str(error))
         if gpu is None:
             return energy, None
-        level = Channel("GPU utilisation", SLOW_PERIOD_S, lambda: 0.0)
+        level = SensorChannel("GPU utilisation", SLOW_PERIOD_S, lambda: 0.0)
         try:
             source = self._utilisation(gpu)
-            level = Channel(source.name, max(self._period_s, source.period_s), source.read)
+            level = SensorChannel(source.name, max(self._period_s, source.period_s), source.read)
         except MeterUnavailable as error:
             level.lose(str(error))
         return energy, level

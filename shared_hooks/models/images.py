@@ -150,7 +150,7 @@ class ImagePreprocess:
         }
         try:
             mode, size, pixels = picture.decode(data, how)
-        except picture.Refused as error:
+        except picture.PictureRefused as error:
             if error.kind == "TooLarge":
                 raise TooLarge(f"{name}: {error}") from None
             if error.kind == "deep":

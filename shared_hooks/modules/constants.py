@@ -89,7 +89,10 @@ def attributes(
         facts = [
             (name, value)
             for name, value in _attributes(module, own, is_written)
-            if name == "forward" or not isinstance(value, (Word, Named)) or is_torchs(type(module)) or is_read(name)
+            if name == "forward"
+            or not isinstance(value, (Word, FunctionName))
+            or is_torchs(type(module))
+            or is_read(name)
         ]
         for name, value in own.items():
             if is_read(name) and not _is_own_forward(module, name, value):
@@ -407,7 +410,7 @@ def _attributes(module: nn.Module, own: Mapping[str, Any], is_written: Callable[
             yield name, value
         elif callable(value) and not isinstance(value, (nn.Module, type)) and (text := _function(value)):
             if "new_forward" not in text:  # set by accelerate, to move values between devices
-                yield name, Named(text)
+                yield name, FunctionName(text)
         elif (constant := _constant(value)) is not None:
             yield name, constant
 
@@ -447,7 +450,7 @@ _OF_LIBRARIES = ("torch.", "transformers.", "accelerate.")
 """Hooks that come from how a model is loaded: on one device, or divided among several."""
 
 
-class Named(str):
+class FunctionName(str):
     """The name of a function."""
 
     __slots__ = ()

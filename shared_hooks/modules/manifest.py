@@ -117,7 +117,7 @@ def _same(default: Any, value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ManifestComparison:
     """``differences`` may change a result; ``notes`` cannot; ``rounding`` may change its last bits. Each is a line that
     names module and values.
     """
@@ -127,7 +127,7 @@ class Comparison:
     rounding: tuple[str, ...] = ()
 
 
-def compare(client: Manifest, server: Manifest) -> Comparison:
+def compare(client: Manifest, server: Manifest) -> ManifestComparison:
     """Return the differences, the first module first: at most `MAX_DIFFERENCES` and one more, and `MAX_NOTES`."""
     mine, theirs = _by_place(client), _by_place(server)
     differences = list(_other_values(mine, theirs))
@@ -150,7 +150,7 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
                 break  # those after it are shifted
         elif len(notes) < MAX_NOTES and not (sorts == {HELD} and "None" in values):
             notes.append(_difference_line(place, there, here))
-    return Comparison(tuple(differences), tuple(notes), tuple(rounding[:MAX_NOTES]))
+    return ManifestComparison(tuple(differences), tuple(notes), tuple(rounding[:MAX_NOTES]))
 
 
 Value = tuple[str, str]

@@ -317,7 +317,7 @@ def _summary(flat: torch.Tensor) -> str:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedTable:
     """Two sides' facts of one table. ``client``, ``server``: the values that differ most, as text."""
 
     alike: bool
@@ -326,19 +326,19 @@ class Compared:
     server: str
 
 
-def compared(client: str, server: str) -> Compared:
+def compared(client: str, server: str) -> ComparedTable:
     """Compare facts that are not equal. A client's may be malformed."""
     (form, _, reported), (own_form, _, own) = _three(client), _three(server)
     if form != own_form:
-        return Compared(False, form[:60], own_form)
+        return ComparedTable(False, form[:60], own_form)
     if reported == "-" or own == "-" or len(reported) > 2 * len(own) + 100:
-        return Compared(False, "other values", "its own")
+        return ComparedTable(False, "other values", "its own")
     try:
         theirs, mine = _read(reported), _read(own)
     except ValueError:
-        return Compared(False, "values that cannot be read", "its own")
+        return ComparedTable(False, "values that cannot be read", "its own")
     if theirs.form != mine.form or not np.isfinite(theirs.sample).all():
-        return Compared(False, "other values", "its own")
+        return ComparedTable(False, "other values", "its own")
     with np.errstate(over="ignore"):
         apart = np.abs(theirs.sample - mine.sample) / _allowed(own_form, mine, theirs.narrow)
     worst = int(apart.argmax())
@@ -346,7 +346,7 @@ def compared(client: str, server: str) -> Compared:
     if alike and _half(own_form) is not None:
         flipped = int((theirs.sample != mine.sample)[1 : 1 + mine.spots].sum())
         alike = flipped <= max(_share(mine) * mine.spots, 1)
-    return Compared(alike, f"{theirs.sample[worst]:.9g}", f"{mine.sample[worst]:.9g}")
+    return ComparedTable(alike, f"{theirs.sample[worst]:.9g}", f"{mine.sample[worst]:.9g}")
 
 
 @dataclass(frozen=True)

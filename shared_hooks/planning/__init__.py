@@ -10,9 +10,9 @@ May import recording, forward, state, models, crossing, lifecycle, modules, tens
 """
 
 from shared_hooks.planning.cutting import UNSEEN, Branch, Capture, Cutting, blocks, last_layer
-from shared_hooks.planning.lengths import Moving, Rule, Size, SizedCrossing, Terms, value_at
+from shared_hooks.planning.lengths import MovingSizes, Rule, Size, SizedCrossing, Terms, value_at
 from shared_hooks.planning.part import OnlyPart
-from shared_hooks.planning.plan import Cut, Follower, LayerInfo, Layers, Plan, Walk, members
+from shared_hooks.planning.plan import Cut, Follower, HeadWalk, LayerInfo, LayerTable, Plan, members
 from shared_hooks.planning.planner import Loads, Planner
 
 __all__ = [
@@ -22,10 +22,11 @@ __all__ = [
     "Cut",
     "Cutting",
     "Follower",
+    "HeadWalk",
     "LayerInfo",
-    "Layers",
+    "LayerTable",
     "Loads",
-    "Moving",
+    "MovingSizes",
     "OnlyPart",
     "Plan",
     "Planner",
@@ -33,7 +34,6 @@ __all__ = [
     "Size",
     "SizedCrossing",
     "Terms",
-    "Walk",
     "blocks",
     "last_layer",
     "members",

@@ -27,15 +27,15 @@ from shared_hooks.crossing import (
     Layout,
     Mark,
     Place,
-    Read,
+    ReadForm,
     Slot,
     TensorForm,
     mixes_truth,
 )
 from shared_hooks.errors import CutRefused
-from shared_hooks.forward import Kind
+from shared_hooks.forward import CallKind
 from shared_hooks.modules import call_parts
-from shared_hooks.recording import NEVER, Event, ModuleCall, Op, Storage, Trace, Value
+from shared_hooks.recording import NEVER, DataEvent, ModuleCall, Op, Storage, Trace, Value
 from shared_hooks.showing import short
 from shared_hooks.tensors import LiveSet, Structure, View, form_of
 
@@ -136,7 +136,7 @@ def _needed(trace: Trace, placed: Sequence[tuple[ModuleCall, int, Item]], ends: 
 
 
 def _makes(
-    item: Item, done: Iterable[Event], first: int, last: int, values: set[Value], storages: set[Storage]
+    item: Item, done: Iterable[DataEvent], first: int, last: int, values: set[Value], storages: set[Storage]
 ) -> bool:
     """Return whether an item creates or writes any of these."""
     if any(value in values and value not in item.args for value in item.results):
@@ -192,7 +192,7 @@ def _check(trace: Trace, branch: Branch, own: set[Item]) -> None:
     for refusal in trace.refusals:
         if refusal.first <= end and refusal.last >= begins:
             raise CutRefused(refusal.reason)
-    if any(begins < seq < end for seq in trace.dynamic) or any(op.kind is Kind.VALUE for op in branch.later):
+    if any(begins < seq < end for seq in trace.dynamic) or any(op.kind is CallKind.VALUE for op in branch.later):
         raise CutRefused("between the branches Python reads values from data, and may choose by them")
     if trace.foreign >= 0:
         raise CutRefused("code that torch does not see (threads, an extension) takes part, in an order of its own")
@@ -425,7 +425,7 @@ class Cutting:
     marks: tuple[Mark, ...]
     fills: tuple[Fill, ...]
     given: tuple[Given, ...]
-    reads: tuple[Read, ...]
+    reads: tuple[ReadForm, ...]
     layouts: tuple[Layout, ...]
     captures: tuple[Capture, ...]
     banked: tuple[int, ...]
@@ -527,7 +527,7 @@ class _Cutter:
         self.marked: set[Storage] = set()
         self.fills: dict[Storage, Fill] = {}
         self.given: list[Given] = []
-        self.reads: list[Read] = []
+        self.reads: list[ReadForm] = []
         self.layouts: list[Layout] = []
         self.banked: list[int] = []
 
@@ -643,11 +643,11 @@ class _Cutter:
             return
         if op.trouble:
             raise CutRefused(f"{op.name} before the cut cannot be replayed: {op.trouble}")
-        if op.kind is Kind.VALUE:
+        if op.kind is CallKind.VALUE:
             if op.hidden:
                 raise CutRefused(f"before the cut {op.name} reads a value where torch functions are not seen")
             self.banked.append(self.trace.ordinals[op])
-            self.reads.append(Read(place, op.name, form_of(op.structure)))
+            self.reads.append(ReadForm(place, op.name, form_of(op.structure)))
             return
         for storage in op.writes:
             self._written(place, op, storage)

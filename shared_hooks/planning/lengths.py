@@ -112,7 +112,7 @@ class _Family:
 class Rule:
     """How one cut depends on the size at position ``first`` of all sizes."""
 
-    def __init__(self, plan: Plan, cutting: Cutting, sized: SizedCrossing, captures: Moving, first: int) -> None:
+    def __init__(self, plan: Plan, cutting: Cutting, sized: SizedCrossing, captures: MovingSizes, first: int) -> None:
         self.plan = plan
         self.cutting = cutting
         self.sized = sized
@@ -129,7 +129,7 @@ class Rule:
         lengths = [known[first] for known in sizes]
         sized = SizedCrossing.of_plans(plans, sizes, lengths, cut, wide=wide)
         cuttings = [plan.cutting(cut, wide=wide)[0] for plan in plans]
-        captures = Moving.of([cutting.captures for cutting in cuttings], lengths)
+        captures = MovingSizes.of([cutting.captures for cutting in cuttings], lengths)
         if sized is None or captures is None:
             return None
         return cls(plans[-1], cuttings[-1], sized, captures, first)
@@ -149,7 +149,7 @@ class SizedCrossing:
     """What crosses at one cut, for any size. ``crossing``: for one of them; ``largest``: the last that was compared."""
 
     crossing: Crossing
-    _moving: Moving
+    _moving: MovingSizes
     largest: Size | None = None
 
     @classmethod
@@ -169,7 +169,7 @@ class SizedCrossing:
         """Combine crossings with their paths (`Trace.path_items`), and possibly all sizes; None if they differ
         otherwise.
         """
-        moving = Moving.of([(_parts(one[0]), one[1], one[2] if len(one) > 2 else ()) for one in values], lengths)
+        moving = MovingSizes.of([(_parts(one[0]), one[1], one[2] if len(one) > 2 else ()) for one in values], lengths)
         return None if moving is None else cls(values[-1][0], moving)
 
     @property
@@ -202,7 +202,7 @@ def _parts(crossing: Crossing) -> tuple[Any, ...]:
     return tuple(getattr(crossing, name) for name in _PARTS)
 
 
-class Moving:
+class MovingSizes:
     """Nested values that are equal except for integers, and how these depend on a size."""
 
     def __init__(self, skeleton: Any, rows: list[tuple[int, ...]], lengths: tuple[Size, ...]) -> None:
@@ -211,7 +211,7 @@ class Moving:
         self.lengths = lengths
 
     @classmethod
-    def of(cls, values: Sequence[Any], lengths: Sequence[Size]) -> Moving | None:
+    def of(cls, values: Sequence[Any], lengths: Sequence[Size]) -> MovingSizes | None:
         """Combine the values at these sizes: three, or, if batch and length change, three lengths of one batch and the
         same of another; None if they differ in more than numbers.
         """

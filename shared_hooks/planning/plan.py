@@ -98,7 +98,7 @@ class LayerInfo:
         return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
 
-class Layers(tuple[LayerInfo, ...]):
+class LayerTable(tuple[LayerInfo, ...]):
     """Layers in the order of execution: a tuple that is displayed as a table."""
 
     __slots__ = ()
@@ -106,10 +106,10 @@ class Layers(tuple[LayerInfo, ...]):
     @overload
     def __getitem__(self, which: SupportsIndex) -> LayerInfo: ...
     @overload
-    def __getitem__(self, which: slice) -> Layers: ...
-    def __getitem__(self, which: SupportsIndex | slice) -> LayerInfo | Layers:
+    def __getitem__(self, which: slice) -> LayerTable: ...
+    def __getitem__(self, which: SupportsIndex | slice) -> LayerInfo | LayerTable:
         found = super().__getitem__(which)
-        return found if isinstance(found, LayerInfo) else Layers(found)
+        return found if isinstance(found, LayerInfo) else LayerTable(found)
 
     def __repr__(self) -> str:
         above, between, below = folded(self, _FIRST, _LAST)
@@ -275,7 +275,7 @@ def _captured(trace: Trace, capture: Capture) -> int:
     return -1
 
 
-class Calls(NamedTuple):
+class PlanCalls(NamedTuple):
     """All module calls of a plan in the order in which they begin.
 
     ``ends``: how many have begun when each ends; ``names``: its path and number; ``layers``: its layer's id, None if it
@@ -288,14 +288,14 @@ class Calls(NamedTuple):
     layers: list[int | None]
 
 
-def calls_of(trace: Trace, modules: Mapping[nn.Module, ModuleInfo]) -> Calls | None:
+def calls_of(trace: Trace, modules: Mapping[nn.Module, ModuleInfo]) -> PlanCalls | None:
     """Return the calls of a trace; None if a module is not hooked here."""
     calls = sorted(trace.calls, key=lambda call: call.enter)
     begins = [call.enter for call in calls]
     of = {info.path: module for module, info in modules.items()}
     if not all(call.path in of for call in calls):
         return None
-    return Calls(
+    return PlanCalls(
         [of[call.path] for call in calls],
         [bisect_left(begins, call.exit) for call in calls],
         [(call.path, call.number) for call in calls],
@@ -303,19 +303,19 @@ def calls_of(trace: Trace, modules: Mapping[nn.Module, ModuleInfo]) -> Calls | N
     )
 
 
-class Walk(NamedTuple):
+class HeadWalk(NamedTuple):
     """A head's way to one cut, if only results of modules are captured.
 
     ``calls``: shared by all cuts; ``captures``: what slots take of a call's result, by its index; ``last``: the index
     of the call that the cut is after.
     """
 
-    calls: Calls
+    calls: PlanCalls
     captures: dict[int, list[tuple[int, Capture]]]
     last: int
 
 
-def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Walk | None:
+def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: PlanCalls) -> HeadWalk | None:
     """Return the walk to the cut after ``layer``; None if operations must be counted or compared, too."""
     if cutting.watched or cutting.below or any(seq < cutting.position for seq in trace.dynamic):
         return None
@@ -325,7 +325,7 @@ def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Wal
             if capture.where not in calls.names:
                 return None
             captures.setdefault(calls.names.index(capture.where), []).append((slot, capture))
-    return Walk(calls, captures, calls.names.index((layer.path, layer.number)))
+    return HeadWalk(calls, captures, calls.names.index((layer.path, layer.number)))
 
 
 Cut = int | str | tuple[int | str, ...] | list[int | str]
@@ -334,7 +334,7 @@ and so is a group of modules, "group:vision" (`modules.tables`).
 """
 
 
-class Place(int):
+class CutNumber(int):
     """A cut by its number in one plan's `Trace.places`: layers by id, then blocks; -1 is ``"input"``."""
 
 
@@ -353,18 +353,18 @@ def members(cut: Any) -> tuple[int | str, ...] | None:
     return None
 
 
-class Known:
+class PlanKnown:
     """What a plan has computed for the known paths. It is replaced completely when another one is added, so that a
     concurrent thread keeps nothing computed for fewer paths.
     """
 
     def __init__(self) -> None:
         self.cuttings: dict[tuple[int, bool], tuple[Cutting, Crossing] | CutRefused] = {}
-        self.layers: Layers | None = None
-        self.blocks: Layers | None = None
+        self.layers: LayerTable | None = None
+        self.blocks: LayerTable | None = None
         self.nbytes: dict[int, int] = {}  # of frontiers, by cut
         self.finals: dict[int, tuple[Cutting, Mapping[Call | None, tuple[int, ...]]]] = {}
-        self.walks: dict[int, tuple[Cutting, Walk | None]] = {}
+        self.walks: dict[int, tuple[Cutting, HeadWalk | None]] = {}
         self.made: dict[int, tuple[Cutting, Any]] = {}
         self.branches: dict[tuple[tuple[int | str, ...], bool], tuple[Cutting, Crossing] | CutRefused] = {}
 
@@ -401,8 +401,8 @@ class Plan:
         return self.layers._repr_html_()
 
     def _work_out(self) -> None:
-        self._known = Known()
-        self._module_calls: tuple[Calls | None] | None = None
+        self._known = PlanKnown()
+        self._module_calls: tuple[PlanCalls | None] | None = None
         self._refused: dict[int | tuple[str, ...], str] = {}
         self.names = [op.name for op in self.trace.ops]
         self.calls = {(call.path, call.number): call for call in self.trace.calls}
@@ -442,36 +442,36 @@ class Plan:
         end = self.trace.places.calls[number].exit
         return sum(layer.exit < end for layer in self.trace.layers) - 1
 
-    def place_at(self, layer_id: int, name: str) -> Place:
+    def place_at(self, layer_id: int, name: str) -> CutNumber:
         """Return the place of a cut as a `Crossing` describes it. Raises `UnknownLayer` if this plan has no
         such cut.
         """
         if layer_id < 0:
-            return Place(-1)
+            return CutNumber(-1)
         layers, places = self.trace.layers, self.trace.places
         if layer_id >= len(layers):
             raise UnknownLayer(f"no layer {layer_id}: this model ran layers 0 to {len(layers) - 1}")
         if layers[layer_id].name == name:
-            return Place(layer_id)
+            return CutNumber(layer_id)
         number = places.numbers.get(name, -1)
-        if number < len(layers) or self.layer_id(Place(number)) != layer_id:
+        if number < len(layers) or self.layer_id(CutNumber(number)) != layer_id:
             raise UnknownLayer(
                 f'layer {layer_id} is "{layers[layer_id].name}" here, and "{name}" does not end behind it'
             )
-        return Place(number)
+        return CutNumber(number)
 
     def cut_at(self, layer_id: int, name: str) -> Cut:
         """Return the same as any plan accepts it: a layer's id, or a block's name. Raises `UnknownLayer`."""
         number = self.place_at(layer_id, name)
         return name if number >= len(self.paths) else int(number) if number >= 0 else INPUT
 
-    def place(self, cut: Cut) -> Place:
+    def place(self, cut: Cut) -> CutNumber:
         """Return the place of a cut given by a layer's id, or the name of a layer or block. Raises `UnknownLayer` with
         similar names.
         """
-        if isinstance(cut, Place):
+        if isinstance(cut, CutNumber):
             return cut
-        return Place(self._number(cut))
+        return CutNumber(self._number(cut))
 
     def _number(self, cut: Cut) -> int:
         count, names = len(self.paths), self.trace.places.numbers
@@ -594,13 +594,13 @@ class Plan:
     def _members(self, cut: Cut) -> tuple[int | str, ...] | None:
         return None if isinstance(cut, str) and cut in self.trace.places.numbers else members(cut)
 
-    def _places(self, cuts: Sequence[int | str]) -> list[tuple[Place, int | str]]:
+    def _places(self, cuts: Sequence[int | str]) -> list[tuple[CutNumber, int | str]]:
         """Return the places of these calls, and their given names; without the input."""
         named = [one for cut in cuts for one in self._in_group(cut)]
         return [(place, cut) for cut in named if (place := self.place(cut)) >= 0]
 
-    def _end(self, placed: Sequence[tuple[Place, int | str]]) -> Place:
-        return max((place for place, _ in placed), key=self._position, default=Place(-1))
+    def _end(self, placed: Sequence[tuple[CutNumber, int | str]]) -> CutNumber:
+        return max((place for place, _ in placed), key=self._position, default=CutNumber(-1))
 
     def _in_group(self, cut: int | str) -> Sequence[int | str]:
         """Return the calls that "group:vision" stands for: the outermost ones of its modules. Raises `UnknownLayer`."""
@@ -638,7 +638,7 @@ class Plan:
     def _cut_along(self, calls: list[ModuleCall], end: int, wide: bool) -> tuple[Cutting, Crossing]:
         branch = branch_of(self.trace, calls, self.trace.places.calls[end])
         if branch is None:
-            return self.cutting(Place(end), wide=wide)
+            return self.cutting(CutNumber(end), wide=wide)
         for known in (end, tuple(call.name for call in calls)):
             if known in self._refused:
                 raise CutRefused(self._refused[known])
@@ -655,7 +655,7 @@ class Plan:
         return cutting, crossing_of(
             cutting,
             self.trace,
-            self.layer_id(Place(end)),
+            self.layer_id(CutNumber(end)),
             branch.end.name,
             self.depth,
             self.context,
@@ -690,7 +690,7 @@ class Plan:
             found = known[id(cutting)] = cutting, make(self, cutting)
         return found[1]
 
-    def walk(self, cutting: Cutting, cut: Cut, modules: Mapping[nn.Module, ModuleInfo]) -> Walk | None:
+    def walk(self, cutting: Cutting, cut: Cut, modules: Mapping[nn.Module, ModuleInfo]) -> HeadWalk | None:
         """Return what a head to this cut, of this cutting, compares; None if that is more than calls."""
         known = self._known.walks
         found = known.get(id(cutting))
@@ -719,11 +719,11 @@ class Plan:
         """Refuse a cut from now on: ``verify`` found it wrong."""
         along = self._members(cut)
         self._refused[self.place(cut) if along is None else self._names(along)] = reason
-        self._known = Known()
+        self._known = PlanKnown()
 
     def forget_cuts(self) -> None:
         """Called when another path became known: more may have to cross."""
-        self._known = Known()
+        self._known = PlanKnown()
 
     def _cut(self, number: int, wide: bool) -> tuple[Cutting, Crossing]:
         layer = None if number < 0 else self.trace.places.calls[number]
@@ -735,7 +735,15 @@ class Plan:
         path = "" if layer is None else self.trace.path_digests[layer.exit]
         leaves = tuple(sorted(self.leaves.union(*(one.leaves for one in self.siblings))))
         return cutting, crossing_of(
-            cutting, self.trace, self.layer_id(Place(number)), name, self.depth, self.context, path, self.digest, leaves
+            cutting,
+            self.trace,
+            self.layer_id(CutNumber(number)),
+            name,
+            self.depth,
+            self.context,
+            path,
+            self.digest,
+            leaves,
         )
 
     def _merged(self, number: int) -> Frontier:
@@ -787,7 +795,7 @@ class Plan:
         if theirs is None or mine.exit != theirs.exit:
             return False
         count = sum(op.seq < mine.exit for op in self.trace.ops)
-        last = self.layer_id(Place(number))
+        last = self.layer_id(CutNumber(number))
         same_calls = self.paths[: last + 1] == other.paths[: last + 1]
         return same_calls and self.names[:count] == other.names[:count] and self.forms[:count] == other.forms[:count]
 
@@ -803,12 +811,12 @@ class Plan:
     # -- layers -------------------------------------------------------------------------------------------------
 
     @property
-    def layers(self) -> Layers:
+    def layers(self) -> LayerTable:
         """Every layer call in execution order. The list is created quickly; see `LayerInfo`."""
         known = self._known
         layers = known.layers
         if layers is None:
-            layers = known.layers = Layers(
+            layers = known.layers = LayerTable(
                 LayerInfo.on_demand(
                     number, call, partial(self.frontier_bytes, number), partial(self._refused_because, number)
                 )
@@ -817,19 +825,19 @@ class Plan:
         return layers
 
     @property
-    def blocks(self) -> Layers:
+    def blocks(self) -> LayerTable:
         """Every call of a block with something running behind its last layer, as a place for a cut, in that order;
         ``layer_id`` is that of its last layer.
         """
         known = self._known
         found = known.blocks
         if found is None:
-            found = known.blocks = Layers(
+            found = known.blocks = LayerTable(
                 LayerInfo.on_demand(
-                    self.layer_id(Place(number)),
+                    self.layer_id(CutNumber(number)),
                     call,
-                    partial(self.frontier_bytes, Place(number)),
-                    partial(self._refused_because, Place(number)),
+                    partial(self.frontier_bytes, CutNumber(number)),
+                    partial(self._refused_because, CutNumber(number)),
                     is_block=True,
                 )
                 for number, call in enumerate(self.trace.places.calls)
@@ -838,18 +846,18 @@ class Plan:
         return found
 
     @property
-    def cuts(self) -> Layers:
+    def cuts(self) -> LayerTable:
         """Every place for a cut except the one before the first layer: layers and blocks, in execution order."""
         both = [*enumerate(self.layers), *enumerate(self.blocks, len(self.paths))]
-        return Layers(info for _, info in sorted(both, key=lambda one: self._position(one[0])))
+        return LayerTable(info for _, info in sorted(both, key=lambda one: self._position(one[0])))
 
-    def within(self, depth: int | None) -> Layers:
+    def within(self, depth: int | None) -> LayerTable:
         """Return those of `cuts` that are an end of a module at most ``depth`` levels below the model; None: all."""
         if depth is None:
             return self.cuts
         names = self.trace.places.numbers
         shown = {number for name, number in names.items() if name.count(".") < depth}
-        return Layers(info for info in self.cuts if names[info.name] in shown)
+        return LayerTable(info for info in self.cuts if names[info.name] in shown)
 
     def parameters_between(self, first: Cut, last: Cut | None, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of ``model`` that a run from the cut ``first`` to ``last`` (None: to the end) may read:

@@ -31,8 +31,8 @@ from shared_hooks.state import (
     MISSING,
     Dice,
     Numbers,
+    PoisonRead,
     PythonState,
-    Read,
     Spot,
     first_few,
     lasting_name,
@@ -364,7 +364,7 @@ class _OnlyForm(Placeholder):
     is_poison = True
 
     def refuse(self, what: str) -> NoReturn:
-        raise Read
+        raise PoisonRead
 
 
 class _Trial:
@@ -494,7 +494,7 @@ class _Trial:
                 output = run_plain(self._model, *self._fresh())
             clean = not any(remains(change.now) for change in state.changes())
             return path.found if clean and identical(output, expected) else None
-        except (Read, Exception):
+        except (PoisonRead, Exception):
             return None
         finally:
             state.restore()

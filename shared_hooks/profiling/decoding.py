@@ -1,7 +1,7 @@
 """Measure a language model block by block: a decode step and a prefill, as functions of the number of tokens.
 
-`DecodingProfile` holds one side's results, stored as JSON; times are nanoseconds, sizes bytes. `Measurement` measures
-them on this machine, with replies to prompts of several lengths in turn.
+`DecodingProfile` holds one side's results, stored as JSON; times are nanoseconds, sizes bytes. `DecodingMeasurement`
+measures them on this machine, with replies to prompts of several lengths in turn.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ TINY = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LineFit:
     """``fixed + slope * tokens``; both at least 0 if fitted."""
 
     fixed: float = 0.0
@@ -146,18 +146,18 @@ class Line:
         """Return its value."""
         return self.fixed + self.slope * tokens
 
-    def __add__(self, other: Line) -> Line:
-        return Line(self.fixed + other.fixed, self.slope + other.slope)
+    def __add__(self, other: LineFit) -> LineFit:
+        return LineFit(self.fixed + other.fixed, self.slope + other.slope)
 
-    def __sub__(self, other: Line) -> Line:
-        return Line(self.fixed - other.fixed, self.slope - other.slope)
+    def __sub__(self, other: LineFit) -> LineFit:
+        return LineFit(self.fixed - other.fixed, self.slope - other.slope)
 
-    def times(self, factor: float) -> Line:
+    def times(self, factor: float) -> LineFit:
         """Return the line scaled by ``factor``."""
-        return Line(self.fixed * factor, self.slope * factor)
+        return LineFit(self.fixed * factor, self.slope * factor)
 
     @classmethod
-    def total(cls, lines: Iterable[Line]) -> Line:
+    def total(cls, lines: Iterable[LineFit]) -> LineFit:
         """Return the sum of lines."""
         found = cls()
         for line in lines:
@@ -165,7 +165,7 @@ class Line:
         return found
 
     @classmethod
-    def fit(cls, points: Sequence[tuple[float, float]]) -> Line:
+    def fit(cls, points: Sequence[tuple[float, float]]) -> LineFit:
         """Fit a line to (tokens, value), values at least 0, by least squares of relative errors, as a millisecond
         matters more at few tokens than at many. Neither part is negative. Raises ValueError for no points.
         """
@@ -189,7 +189,7 @@ class Line:
 
 @short
 @dataclass(frozen=True)
-class Part:
+class DecoderPart:
     """A block of the decoder, or all that runs before or after the blocks.
 
     ``step``: a decode step of one token, by the tokens before it. ``prefill``: a prompt, by its tokens.
@@ -197,10 +197,10 @@ class Part:
     """
 
     name: str
-    step: Line
-    prefill: Line
+    step: LineFit
+    prefill: LineFit
     weights_bytes: int = 0
-    state_bytes: Line = field(default_factory=Line)
+    state_bytes: LineFit = field(default_factory=LineFit)
     hidden_bytes: int = 0
     """Bytes of a block's output for one token: what crosses after it."""
 
@@ -210,7 +210,7 @@ class Part:
         """
         return self.step.at(before) + (tokens - 1) * self.prefill.slope
 
-    def times(self, factor: float) -> Part:
+    def times(self, factor: float) -> DecoderPart:
         """Return the part on a machine that takes ``factor`` times as long."""
         return replace(self, step=self.step.times(factor), prefill=self.prefill.times(factor))
 
@@ -224,9 +224,9 @@ class DecodingProfile:
     side: Side
     model_id: str
     machine: Mapping[str, Any]
-    before: Part
-    blocks: Sequence[Part]
-    after: Part
+    before: DecoderPart
+    blocks: Sequence[DecoderPart]
+    after: DecoderPart
     words: int
     """Size of the vocabulary: logits of one token."""
     word_bytes: int
@@ -237,7 +237,7 @@ class DecodingProfile:
     """How it was measured, if not block by block."""
 
     def __repr__(self) -> str:
-        step = Line.total(part.step for part in self.parts)
+        step = LineFit.total(part.step for part in self.parts)
         at = max(self.lengths, default=0)
         weights = sum(part.weights_bytes for part in self.parts)
         takes = f"a token {duration(step.at(at))} after {at}"
@@ -246,7 +246,7 @@ class DecodingProfile:
         )
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[DecoderPart, ...]:
         """All parts in the order in which they run."""
         return (self.before, *self.blocks, self.after)
 
@@ -335,7 +335,7 @@ def write(profile: DecodingProfile, path: str | Path) -> None:
     write_json(path, to_json(profile))
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: DecoderPart) -> dict[str, Any]:
     return {
         "name": part.name,
         "step_ns": _line(part.step),
@@ -346,12 +346,12 @@ def _part(part: Part) -> dict[str, Any]:
     }
 
 
-def _line(line: Line) -> dict[str, float]:
+def _line(line: LineFit) -> dict[str, float]:
     return {"fixed": line.fixed, "per_token": line.slope}
 
 
-def _read_part(fields: Fields) -> Part:
-    return Part(
+def _read_part(fields: Fields) -> DecoderPart:
+    return DecoderPart(
         fields.text("name"),
         _read_line(fields.inner("step_ns")),
         _read_line(fields.inner("prefill_ns")),
@@ -361,8 +361,8 @@ def _read_part(fields: Fields) -> Part:
     )
 
 
-def _read_line(fields: Fields) -> Line:
-    return Line(fields.number("fixed", LEAST), fields.number("per_token", LEAST))
+def _read_line(fields: Fields) -> LineFit:
+    return LineFit(fields.number("fixed", LEAST), fields.number("per_token", LEAST))
 
 
 # Everything of a reply but times: weights, state, what crosses.
@@ -371,13 +371,13 @@ LOOKED_TOKENS = 2
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenSizes:
     """Sizes in bytes. Weights used at both ends (tied embeddings) count at both."""
 
     before_weights: int
     block_weights: Sequence[int]
     after_weights: int
-    state: Sequence[Line]
+    state: Sequence[LineFit]
     """Bytes of cache of each block, by the tokens so far."""
     hidden: Sequence[int]
     """Bytes of each block's output, for one token."""
@@ -385,7 +385,7 @@ class Seen:
     word_bytes: int
 
 
-def look(model: nn.Module, blocks: Sequence[Named], prompt: Prompt, lengths: Sequence[int]) -> Seen:
+def look(model: nn.Module, blocks: Sequence[Named], prompt: Prompt, lengths: Sequence[int]) -> SeenSizes:
     """Measure sizes with prompts of ``lengths``; two show what a token adds. Raises CutRefused for a model without
     logits.
     """
@@ -399,11 +399,11 @@ def look(model: nn.Module, blocks: Sequence[Named], prompt: Prompt, lengths: Seq
     points = [
         [(tokens, float(one.kept[at])) for tokens, one in zip(lengths, looks, strict=True)] for at in range(len(blocks))
     ]
-    return Seen(
+    return SeenSizes(
         _own_bytes(last.called["before"]),
         [weights_bytes(block) for _, block in blocks],
         _own_bytes(last.called["after"]),
-        [Line.fit(one) for one in points],
+        [LineFit.fit(one) for one in points],
         last.hidden,
         last.logits[0],
         last.logits[1],
@@ -538,7 +538,7 @@ NEW_TOKENS: Final = 9
 LEAST_ROUNDS: Final = 3
 
 
-class Measurement:
+class DecodingMeasurement:
     """Rounds over prompts of all ``lengths``, run one by one, so that other measurements can alternate with them.
 
     ``prompt`` makes the arguments of generate() (random words); lengths beyond the model's positions are dropped. On
@@ -582,9 +582,9 @@ class Measurement:
         seen, found = self._seen, self._found
         names = ["before", *self.blocks, "after"]
         weights = [seen.before_weights, *seen.block_weights, seen.after_weights]
-        states, hidden = [Line(), *seen.state, Line()], [0, *seen.hidden, 0]
+        states, hidden = [LineFit(), *seen.state, LineFit()], [0, *seen.hidden, 0]
         parts = [
-            Part(name, _steps(found, at), _prefills(found, at), weights[at], states[at], hidden[at])
+            DecoderPart(name, _steps(found, at), _prefills(found, at), weights[at], states[at], hidden[at])
             for at, name in enumerate(names)
         ]
         return DecodingProfile(
@@ -611,9 +611,9 @@ def fitting_lengths(model: nn.Module, lengths: Sequence[int]) -> list[int]:
     return found
 
 
-def _steps(found: dict[int, list[list[Times]]], at: int) -> Line:
+def _steps(found: dict[int, list[list[Times]]], at: int) -> LineFit:
     """Return the median of all steps after prompts of one length, at the middle step's tokens."""
-    return Line.fit(
+    return LineFit.fit(
         [
             (tokens + NEW_TOKENS / 2, statistics.median(times[at] for run in runs for times in run[1:]))
             for tokens, runs in found.items()
@@ -621,5 +621,5 @@ def _steps(found: dict[int, list[list[Times]]], at: int) -> Line:
     )
 
 
-def _prefills(found: dict[int, list[list[Times]]], at: int) -> Line:
-    return Line.fit([(tokens, statistics.median(run[0][at] for run in runs)) for tokens, runs in found.items()])
+def _prefills(found: dict[int, list[list[Times]]], at: int) -> LineFit:
+    return LineFit.fit([(tokens, statistics.median(run[0][at] for run in runs)) for tokens, runs in found.items()])

@@ -43,7 +43,7 @@ from shared_hooks.profiling.timers import (
     HeadTimer,
     Inputs,
     Inspection,
-    Power,
+    PowerMeters,
     TailTimer,
     TimedCodec,
     TimedRun,
@@ -120,7 +120,7 @@ def pick(cuts: Sequence[tuple[int, int]], room: int, wanted: Collection[int] = (
 
 
 @dataclass(frozen=True)
-class Known:
+class MeasuredCut:
     """A measured cut: layer id, and the bytes that cross."""
 
     layer_id: int
@@ -142,7 +142,7 @@ def between(at: float, points: Sequence[tuple[float, float]]) -> float:
 
 
 def estimate(
-    layer_id: int, frontier_bytes: int, known: Sequence[Known], of_layers: Mapping[str, Callable[[int], float]]
+    layer_id: int, frontier_bytes: int, known: Sequence[MeasuredCut], of_layers: Mapping[str, Callable[[int], float]]
 ) -> tuple[Mapping[str, Quartiles], int, str]:
     """Estimate an unmeasured cut: its stages, wire bytes and a note; ``known`` in order of layer ids.
 
@@ -185,12 +185,12 @@ def estimated_codec(
     return CodecProfile(round(between(layer_id, shares) * frontier_bytes), Quartiles(ns, ns, ns, 0))
 
 
-def _by_bytes(known: Sequence[Known]) -> list[Known]:
+def _by_bytes(known: Sequence[MeasuredCut]) -> list[MeasuredCut]:
     """Return one cut per size, sizes rising."""
     return sorted({one.frontier_bytes: one for one in known}.values(), key=lambda one: one.frontier_bytes)
 
 
-def _by_layer(known: Sequence[Known]) -> frozenset[str]:
+def _by_layer(known: Sequence[MeasuredCut]) -> frozenset[str]:
     # the cloud encodes the same answer at every cut: its bytes do not depend on the frontier
     return frozenset({"encode"}) if "compute" in known[0].stages else frozenset()
 
@@ -264,7 +264,7 @@ class Cuts:
             if turn >= 0 and time.monotonic() > self._deadline:
                 break
 
-    def profiles(self, whole: WholeTimes, power: Power, inspected: Inspection | None) -> tuple[CutProfile, ...]:
+    def profiles(self, whole: WholeTimes, power: PowerMeters, inspected: Inspection | None) -> tuple[CutProfile, ...]:
         """Return every possible cut, measured or estimated."""
         allowed = [(number, nbytes) for number, nbytes in self.allowed if number not in self.refused]
         known = {
@@ -360,7 +360,7 @@ class Cuts:
         if self._around is not None:
             self._around.run()
 
-    def _energy(self, power: Power, number: int, stages: Mapping[str, Quartiles], *, measured: bool) -> Reading:
+    def _energy(self, power: PowerMeters, number: int, stages: Mapping[str, Quartiles], *, measured: bool) -> Reading:
         """Measure energy by repeating this side's part of the cut while time allows, else return its share."""
         if measured and self._is_edge and time.monotonic() < self._deadline:
             return power.repeat(lambda: self._timer.run(self._cut(number)), "heads")
@@ -382,7 +382,7 @@ class Cuts:
         return Reading.measured(value, _CUDA if devices.counts_memory(self._timer.inputs.device) else NOTE)
 
 
-def _known(layer_id: int, nbytes: int, runs: Sequence[TimedRun]) -> Known:
+def _known(layer_id: int, nbytes: int, runs: Sequence[TimedRun]) -> MeasuredCut:
     """Return the runs' stages over the middle half of whole runs, so that the stages add up to it."""
     middle = middle_half(sorted(runs, key=lambda run: sum(run.stages.values())))
     stages = {
@@ -391,7 +391,7 @@ def _known(layer_id: int, nbytes: int, runs: Sequence[TimedRun]) -> Known:
         )
         for name in runs[0].stages
     }
-    return Known(layer_id, nbytes, runs[-1].wire_bytes, stages)
+    return MeasuredCut(layer_id, nbytes, runs[-1].wire_bytes, stages)
 
 
 def _allowed(plan: Plan) -> list[tuple[int, int]]:
@@ -479,7 +479,7 @@ class _Profiler:
         self.options = options
         self.inputs = Inputs(wrapped, args, kwargs)
         self.on_progress = on_progress or (lambda done, total, what: None)
-        self.power = Power(self.inputs.device)
+        self.power = PowerMeters(self.inputs.device)
 
     def profile(self, files: Sequence[Path], prepare: Callable[[Path], object] | None) -> Profile:
         options, wrapped = self.options, self.wrapped

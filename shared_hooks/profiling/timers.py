@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from shared_hooks import devices
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.basis import Basis, Book, Frames
-from shared_hooks.codecs.learned import Learned
+from shared_hooks.codecs.learned import LearnedCodec
 from shared_hooks.crossing import Crossing, EarlyOutput, Parcel, decode
 from shared_hooks.errors import CutRefused
 from shared_hooks.metrics import SEARCHING, LayerMetrics, Reading, Sampler, TensorShape, Track, gpu_of
@@ -59,7 +59,7 @@ class Inspection:
     peak: int
 
 
-class Ledger(TorchDispatchMode):
+class StorageMode(TorchDispatchMode):
     """Live storages except those in ``known``; and multiply-accumulates of the operations that torch can count."""
 
     def __init__(self, known: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
@@ -110,7 +110,7 @@ class Inspector:
 
     is_bare = False
 
-    def __init__(self, modules: Mapping[nn.Module, ModuleInfo], ledger: Ledger) -> None:
+    def __init__(self, modules: Mapping[nn.Module, ModuleInfo], ledger: StorageMode) -> None:
         self.modules = modules
         self.ledger = ledger
         self.layers: list[Inspected] = []
@@ -155,7 +155,7 @@ def inspect(
     model: nn.Module, modules: Mapping[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Inspection:
     """Run the whole model once and inspect it. Raises what the model raises."""
-    ledger = Ledger([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs))))
+    ledger = StorageMode([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs))))
     inspector = Inspector(modules, ledger)
     token = running.set(inspector)
     for module in modules:
@@ -275,7 +275,7 @@ def collect(wrapped: WrappedModel) -> None:
 def knows(crossing: Crossing, codec: str) -> bool:
     """Return whether a codec can encode the cut, without any earlier frame."""
     own = CODECS.get(codec)
-    if isinstance(own, Learned):
+    if isinstance(own, LearnedCodec):
         return own.file.cut == crossing.name
     return codec != Frames.name and (codec != Basis.name or bool(crossing.books))
 
@@ -353,7 +353,7 @@ class HeadTimer:
             self.packed(self.wrapped.head(cut, *args, **kwargs))
             return devices.allocated(self.inputs.device).peak - before
         model = self.wrapped.model
-        with Ledger([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs)))) as ledger:
+        with StorageMode([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs)))) as ledger:
             self.packed(self.wrapped.head(cut, *args, **kwargs))
         return int(ledger.peak_so_far)
 
@@ -448,7 +448,7 @@ LEAST_S = 0.2
 LEAST_PERIODS = 5
 
 
-class Power:
+class PowerMeters:
     """This machine's energy meters, for a model on ``device``. Without meters nothing is repeated, and every reading
     says why there are none.
     """

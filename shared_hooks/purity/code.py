@@ -395,7 +395,7 @@ def _registers(module: nn.Module) -> tuple[dict[str, Any], ...]:
     return module._parameters, module._buffers, module._modules
 
 
-class Calls(Expressions):
+class CallExpressions(Expressions):
     """The calls of one function. ``check_module`` and ``check_function`` check what is called and raise `Impure`."""
 
     check_module: Callable[[nn.Module], None]
@@ -603,7 +603,7 @@ class Analysis:
             raise Impure(self.seen[key])
 
 
-class _Reader(Calls):
+class _Reader(CallExpressions):
     """The source of one function."""
 
     def __init__(self, analysis: Analysis, function: types.FunctionType, owner: nn.Module | None) -> None:

@@ -12,11 +12,11 @@ May import purity, forward, state, crossing, metrics, modules, tensors, errors.
 
 from shared_hooks.recording.outliving import Judge, Taint, depends
 from shared_hooks.recording.recorder import record
-from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Op, Storage, Trace, Value
+from shared_hooks.recording.trace import NEVER, DataEvent, ModuleCall, Op, Storage, Trace, Value
 
 __all__ = [
     "NEVER",
-    "Event",
+    "DataEvent",
     "Judge",
     "ModuleCall",
     "Op",

@@ -12,15 +12,15 @@ from shared_hooks import devices
 from shared_hooks.forward import (
     FORM_ONLY,
     OVERWRITES,
+    CallKind,
     Foresight,
-    Kind,
     arguments_of,
     by_truth,
     is_foreign,
     shape_from_data,
 )
 from shared_hooks.recording.ledger import Ledger, bits_of, live_at_start
-from shared_hooks.recording.trace import Event, Op, Span, Storage
+from shared_hooks.recording.trace import DataEvent, Op, Span, Storage
 from shared_hooks.tensors import UnknownHolder, flatten
 
 _NONE: Set[int] = frozenset()
@@ -35,7 +35,7 @@ class KernelLog(Ledger):
     def __init__(self, existing: list[torch.Tensor]) -> None:
         super().__init__(existing)
         self.in_opaque = 0
-        self.events: list[Event] = []
+        self.events: list[DataEvent] = []
         self.dynamic: list[int] = []
         self.draws: list[int] = []
         self.foresight = Foresight()
@@ -117,7 +117,7 @@ class KernelLog(Ledger):
                 if storage.created == seq:
                     storage.tainted = min(storage.tainted, seq)
                     storage.born_tainted = True
-        self.events.append(Event(seq, reads, overwrites, writes, handed))
+        self.events.append(DataEvent(seq, reads, overwrites, writes, handed))
         self.regular &= facts.regular
         op = self.op or self._unseen(func, inputs, result)
         if op is not None:
@@ -154,7 +154,7 @@ class KernelLog(Ledger):
         return written
 
     def _reads(
-        self, facts: Facts, args: tuple[Any, ...], inputs: list[torch.Tensor], spans: list[Span], unread: Set[int]
+        self, facts: KernelFacts, args: tuple[Any, ...], inputs: list[torch.Tensor], spans: list[Span], unread: Set[int]
     ) -> list[Span]:
         """Return what a kernel reads of its arguments, if that is less than all."""
         rows = self._rows(facts.func, args) if facts.indexes else None
@@ -244,7 +244,7 @@ class KernelLog(Ledger):
         try:
             op.structure, outputs = flatten(result, plain=True)
             op.results = [known.get(id(tensor)) or self.value_of(tensor, hidden=True) for tensor in outputs]
-            op.kind = Kind.TENSOR if outputs else Kind.VALUE
+            op.kind = CallKind.TENSOR if outputs else CallKind.VALUE
             self.note_chosen(op)
         except UnknownHolder as error:
             op.trouble = str(error)
@@ -257,7 +257,7 @@ def _all_in(made: list[Storage], handed: list[Storage]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class KernelFacts:
     """What the schema of an operation says; looking it up takes longer than many kernels.
 
     ``written``: the place of each argument that it writes, and whether it is overwritten without being read;
@@ -278,10 +278,10 @@ class Facts:
     regular: bool
 
 
-_known: dict[int, Facts] = {}
+_known: dict[int, KernelFacts] = {}
 
 
-def facts_of(func: Any) -> Facts:
+def facts_of(func: Any) -> KernelFacts:
     facts = _known.get(id(func))
     if facts is None:
         # the function is kept, so that its id stays its own
@@ -289,7 +289,7 @@ def facts_of(func: Any) -> Facts:
     return facts
 
 
-def _looked_up(func: Any) -> Facts:
+def _looked_up(func: Any) -> KernelFacts:
     schema = func._schema
     written = tuple(
         (place, schema.name in OVERWRITES or bool(argument.kwarg_only))
@@ -299,7 +299,7 @@ def _looked_up(func: Any) -> Facts:
     foreign, indexes, shaped = is_foreign(func), schema.name in INDEXES, shape_from_data(func)
     may_draw = torch.Tag.nondeterministic_seeded in func.tags
     from_data = torch.Tag.data_dependent_output in func.tags
-    return Facts(
+    return KernelFacts(
         func,
         may_draw,
         schema.name in FORM_ONLY,
@@ -315,7 +315,7 @@ def _looked_up(func: Any) -> Facts:
     )
 
 
-def written_and_unread(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
+def written_and_unread(facts: KernelFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
     """Return the tensors that an operation writes, by identity, and those among them that it does not read."""
     if len(facts.written) == 1:
         place, overwritten = facts.written[0]

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared_hooks.crossing import MAX_RANK
 from shared_hooks.errors import TooLarge
 from shared_hooks.forward import is_mapped
-from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Op, Refusal, Storage, Value
+from shared_hooks.recording.trace import NEVER, DataEvent, ModuleCall, Op, Refusal, Storage, Value
 from shared_hooks.tensors import LiveSet, View, bytes_of, flatten
 
 PRUNE = 32
@@ -268,13 +268,13 @@ def put_off() -> Iterator[None]:
 # that reads first must not be cut, and where data decide on the path it is unknown which one comes.
 
 
-def outside_writes(events: list[Event], *, timeless: bool) -> Iterator[tuple[Storage, int, int, str]]:
+def outside_writes(events: list[DataEvent], *, timeless: bool) -> Iterator[tuple[Storage, int, int, str]]:
     """Return, for each storage that existed before and is written, the positions where that rules out a cut, and what
     it does.
 
     ``timeless``: data does not decide on the path. The last position is below `NEVER` for scratch only.
     """
-    written: dict[Storage, list[Event]] = {}
+    written: dict[Storage, list[DataEvent]] = {}
     for event in events:
         for storage in event.writes:
             if storage.outside and not storage.foreign:
@@ -290,7 +290,7 @@ def outside_writes(events: list[Event], *, timeless: bool) -> Iterator[tuple[Sto
             yield storage, 0, max(event.seq for event in writes) - 1, "writes after it to"
 
 
-def live_at_start(storage: Storage, events: list[Event]) -> bool:
+def live_at_start(storage: Storage, events: list[DataEvent]) -> bool:
     """Return whether anything of a storage is read before it is overwritten."""
     live = LiveSet.empty(storage.elements)
     for event in sorted(events, key=lambda event: -event.seq):

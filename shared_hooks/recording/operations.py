@@ -11,7 +11,7 @@ from shared_hooks.forward import (
     COPIES_BYTES,
     FORM_OF_OTHERS,
     HEADS,
-    Kind,
+    CallKind,
     arguments_of,
     is_dense,
     is_escape,
@@ -26,7 +26,7 @@ from shared_hooks.recording.kernels import KernelLog
 from shared_hooks.recording.ledger import PassedOut
 from shared_hooks.recording.trace import (
     NEVER,
-    Event,
+    DataEvent,
     Op,
     Repeat,
     Repeats,
@@ -104,7 +104,7 @@ class OperationLog(KernelLog):
             self.passed_out.settle()
             self.muted = False
         if name in COPIES_BYTES:
-            self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
+            self.events.append(DataEvent(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
             op.reads_tainted |= op.args_tainted
         stays = before == (self.storage_of(tensors[0]), _placed(tensors[0])) if before is not None else False
         if before is not None and not stays:
@@ -119,13 +119,13 @@ class OperationLog(KernelLog):
             self._read_unseen(op, tensors, first_event)
         op.kind = kind_of(name, bool(tensors), result)
         op.end = self.seq
-        if op.kind is Kind.FORM:
+        if op.kind is CallKind.FORM:
             return result
         if only_form:
             op.literals = literals_of((args, kwargs))
-        if op.kind is Kind.VALUE:
+        if op.kind is CallKind.VALUE:
             self._value_read(op, tensors, result, first_event)
-        elif op.kind is Kind.TENSOR:
+        elif op.kind is CallKind.TENSOR:
             from_numbers = is_made_from_numbers(name, args)
             if from_numbers or name in COPIES_BYTES:
                 for storage in self.fresh:
@@ -163,7 +163,7 @@ class OperationLog(KernelLog):
             if storage.outside and not storage.foreign:
                 self.passed_out.add(storage, tensor)
             elif storage.tainted <= op.seq:
-                self.events.append(Event(self.tick(), [], [], [storage]))
+                self.events.append(DataEvent(self.tick(), [], [], [storage]))
         self.muted = False
 
     def _viewed(self, storage: Storage, results: list[torch.Tensor]) -> None:
@@ -176,7 +176,7 @@ class OperationLog(KernelLog):
         target, source = (argument.storage for argument in op.args)
         view = run_unseen(torch.Tensor.__getitem__, (tensor, index), {})
         reads, overwrites = [self.span(value)], [(target, self.view(view, target))] * self.is_exact(view, target)
-        self.events.append(Event(self.tick(), reads, overwrites, [target], [target, source]))
+        self.events.append(DataEvent(self.tick(), reads, overwrites, [target], [target, source]))
         op.writes.append(target)
         if source.tainted <= op.seq:
             op.reads_tainted = True
@@ -218,7 +218,7 @@ class OperationLog(KernelLog):
         seen = {storage for event in self.events[first_event:] for storage in event.passed_out}
         reads = [self.span(tensor) for tensor in tensors if self.storage_of(tensor) not in seen]
         if reads:
-            self.events.append(Event(self.tick(), reads, [], []))
+            self.events.append(DataEvent(self.tick(), reads, [], []))
             if any(storage.tainted <= op.seq for storage, _ in reads):
                 op.reads_tainted = op.unforeseen = True
                 self.note_dynamic(op)  # such a value decides on something: where to split, how long a result is
@@ -248,7 +248,7 @@ class OperationLog(KernelLog):
         if not any(event.reads for event in self.events[first_event:]):
             # tolist() and numpy() read without the dispatcher
             self.muted = True
-            self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
+            self.events.append(DataEvent(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
             self.muted = False
         op.reads_tainted = op.takes_chosen or any(
             storage.tainted <= op.seq for event in self.events[first_event:] for storage, _ in event.reads

@@ -21,11 +21,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks.forward import Kind, arguments_of, is_escape, kind_of, name_of
+from shared_hooks.forward import CallKind, arguments_of, is_escape, kind_of, name_of
 from shared_hooks.purity import Impure, source_of
 from shared_hooks.recording.kernels import KernelLog, facts_of, written_and_unread
 from shared_hooks.recording.trace import NEVER
-from shared_hooks.state import MISSING, PLAIN, Change, PythonState, Reach, agree, is_read
+from shared_hooks.state import MISSING, PLAIN, PythonState, Reach, StateChange, agree, is_read
 from shared_hooks.tensors import tensors_in
 
 # Which tensors of one run depend on its inputs, or on random numbers: a coarse analysis, by whole storages.
@@ -104,7 +104,7 @@ class _Values(TorchFunctionMode):
         given = arguments_of(args, kwargs or {})
         name = name_of(func)
         escapes = is_escape(name)
-        if escapes or kind_of(name, bool(given), result) is Kind.VALUE:
+        if escapes or kind_of(name, bool(given), result) is CallKind.VALUE:
             read = any(map(self.taint.has, given))
             self.taint.reads_data |= read
             self.taint.escaped |= read and escapes
@@ -237,7 +237,7 @@ class Judge:
     def __init__(self, state: PythonState, log: KernelLog) -> None:
         self.state = state
         self.log = log
-        self.seen: dict[Any, Change] = {}
+        self.seen: dict[Any, StateChange] = {}
         """What has changed at any time during the run, whether it matters or not."""
         self._read: dict[tuple[str, type], bool] = {}
         self._set: dict[str, bool] = {}
@@ -247,13 +247,13 @@ class Judge:
         """Whether Python has read values that depend on the inputs."""
         return bool(self.log.dynamic or self.log.escaped)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[StateChange]:
         """Return the changes that matter, now."""
         found = self.state.changes()
         self.seen.update((change.name, change) for change in found)
         return [change for change in found if self.matters(change)]
 
-    def matters(self, change: Change) -> bool:
+    def matters(self, change: StateChange) -> bool:
         """Return whether a change tells on later runs."""
         if agree(change.before, change.now, self._may_be_data):
             return False
@@ -299,7 +299,7 @@ class Judge:
         return self.reads_data
 
 
-def depends(change: Change, taint: Taint, reach: Reach) -> bool:
+def depends(change: StateChange, taint: Taint, reach: Reach) -> bool:
     """Return whether what a change has put there depends on the inputs, or may. An attribute that none of the model's
     own code sets by its name is its library's (a note that hooks are installed).
     """

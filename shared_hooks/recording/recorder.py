@@ -18,8 +18,8 @@ from shared_hooks.purity import is_safe, pure_modules
 from shared_hooks.recording.ledger import bits_of, outside_writes, perturbed, put_off
 from shared_hooks.recording.operations import OperationLog
 from shared_hooks.recording.outliving import Judge
-from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Storage, Trace
-from shared_hooks.state import Change, DiceWatch, PythonState, first_few
+from shared_hooks.recording.trace import NEVER, DataEvent, ModuleCall, Storage, Trace
+from shared_hooks.state import DiceWatch, PythonState, StateChange, first_few
 from shared_hooks.tensors import UnknownHolder, flatten, tensors_in
 
 # Two modes that observe the same run, for planning only.
@@ -110,7 +110,7 @@ class Recorder(OperationLog):
         self.judge = Judge(state, self)
         self.looked = False
         self.pure_stack = [True]  # code around the model is not its own
-        self.changes: list[Change] = []
+        self.changes: list[StateChange] = []
         self.layers: list[ModuleCall] = []
 
     def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -239,7 +239,7 @@ class Recorder(OperationLog):
         self, call: ModuleCall, args: list[torch.Tensor], results: list[torch.Tensor], known: int
     ) -> None:
         """A scripted or compiled module may run fused kernels that are not observed: its arguments count as read."""
-        self.events.append(Event(call.exit, [self.span(tensor) for tensor in args], [], []))
+        self.events.append(DataEvent(call.exit, [self.span(tensor) for tensor in args], [], []))
         for storage in [self.storage_of(tensor, created=call.exit) for tensor in results]:
             if storage.index >= known and call.args_tainted:
                 storage.tainted = min(storage.tainted, call.exit)
@@ -251,7 +251,7 @@ class Recorder(OperationLog):
         tensors = list(tensors_in(output))
         outputs = [self.value_of(tensor) for tensor in tensors]
         reads = [self.span(tensor) for tensor in tensors]
-        self.events.append(Event(end, reads, [], []))
+        self.events.append(DataEvent(end, reads, [], []))
         self._look()
         for name in sorted(self.unseen_writes()):
             self.refuse(f"code that torch does not see writes to {name}, which outlives the forward")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shared_hooks.crossing import CALL, PathDigest
-from shared_hooks.forward import LAYOUT, NOTHING, Kind, forms_key, is_dense
+from shared_hooks.forward import LAYOUT, NOTHING, CallKind, forms_key, is_dense
 from shared_hooks.modules import ROOT, call_name
 from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View
@@ -88,7 +88,7 @@ Span = tuple[Storage, View]
 
 @short
 @dataclass(eq=False, slots=True)
-class Event:
+class DataEvent:
     """Data read, overwritten unread, or written by one operation of the dispatcher; ``passed_out``: its arguments."""
 
     seq: int
@@ -111,7 +111,7 @@ class Op:
     seq: int
     name: str
     args: list[Value]
-    kind: Kind = Kind.FORM
+    kind: CallKind = CallKind.FORM
     structure: Structure | None = None
     results: list[Value] = field(default_factory=list)
     args_tainted: bool = False
@@ -209,7 +209,7 @@ class Trace:
 
     root: ModuleCall
     layers: list[ModuleCall]
-    events: list[Event]
+    events: list[DataEvent]
     ops: list[Op]
     input_structure: Structure
     inputs: list[Value]
@@ -321,7 +321,7 @@ class Trace:
             if isinstance(item, ModuleCall):
                 yield item.enter, (CALL, item.path, item.number)
             elif item.counts and not item.hidden:
-                results = item.results if item.kind is Kind.TENSOR else []
+                results = item.results if item.kind is CallKind.TENSOR else []
                 yield item.seq, (item.name, tuple((tuple(value.shape), str(value.dtype)) for value in results))
 
     @cached_property
@@ -412,7 +412,7 @@ _SLICED_BY = frozenset({int, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeValue:
     """One result: its `form`, and of its storage the time of creation and the number, relative to the call's own."""
 
     form: tuple[Any, ...]
@@ -428,19 +428,19 @@ class Repeat:
     """
 
     reads: tuple[tuple[int, View], ...]
-    made: tuple[Made, ...]
+    made: tuple[MadeValue, ...]
     reads_tainted: bool
     unasked: tuple[Any, ...]
     ticks: int
     storages: int
 
-    def event(self, seq: int, arguments: list[Value]) -> Event:
+    def event(self, seq: int, arguments: list[Value]) -> DataEvent:
         """Return what the call reads, as one event."""
         reads: list[Span] = []
         for number, (shape, stride, offset) in self.reads:
             value = arguments[number]
             reads.append((value.storage, View(shape, stride, offset + value.view.offset)))
-        return Event(seq, reads, [], [], [value.storage for value in arguments])
+        return DataEvent(seq, reads, [], [], [value.storage for value in arguments])
 
     def gives(self, results: list[torch.Tensor]) -> bool:
         """Return whether these results have the same form as before."""
@@ -516,7 +516,7 @@ class Repeats:
         kwargs: dict[str, Any],
         tensors: list[torch.Tensor],
         op: Op,
-        events: list[Event],
+        events: list[DataEvent],
         results: list[torch.Tensor],
         own: range,
     ) -> None:
@@ -531,7 +531,7 @@ class Repeats:
         if key is None or reads is None or len(numbers) < len(results) or not numbers <= set(own):
             return
         made = tuple(
-            Made(form(tensor), value.storage.created - op.seq, value.storage.index - own.start)
+            MadeValue(form(tensor), value.storage.created - op.seq, value.storage.index - own.start)
             for tensor, value in zip(results, op.results, strict=True)
         )
         self._known.setdefault(func, {})[key] = Repeat(
@@ -572,7 +572,7 @@ def _is_plain(value: Value) -> bool:
     return not value.storage.opaque and not value.flags and value.dtype is value.storage.dtype
 
 
-def _reads(events: list[Event], arguments: list[Value], own: range) -> tuple[tuple[int, View], ...] | None:
+def _reads(events: list[DataEvent], arguments: list[Value], own: range) -> tuple[tuple[int, View], ...] | None:
     """Return what a call reads of its arguments; None if it uses anything else but memory of its own."""
     numbers = {value.storage: number for number, value in enumerate(arguments)}
     found: dict[tuple[int, View], None] = {}

@@ -136,7 +136,7 @@ class Space:
     """Why these channels cannot be cut; empty if they can."""
 
 
-class Graph:
+class ChannelGraph:
     """The spaces of a traced model."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
@@ -268,7 +268,7 @@ class Graph:
         self._cells[node.name] *= _shape(node)[1] // _shape(given)[1]
 
 
-def trace(model: nn.Module, sample: Sample) -> Graph:
+def trace(model: nn.Module, sample: Sample) -> ChannelGraph:
     """Trace ``model`` with the shapes of ``sample``. Raises CutRefused if torch.fx cannot follow it."""
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
@@ -283,7 +283,7 @@ def trace(model: nn.Module, sample: Sample) -> Graph:
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CutRefused(f"torch.fx cannot follow this model: {why}") from error
-    return Graph(traced)
+    return ChannelGraph(traced)
 
 
 class _Shapes(fx.Interpreter):

@@ -28,21 +28,21 @@ from shared_hooks.state.python_state import (
     remains,
     spread,
 )
-from shared_hooks.state.reach import MISSING, Change, Reach, attribute_in, held_by_code
-from shared_hooks.state.walk import Read
+from shared_hooks.state.reach import MISSING, Reach, StateChange, attribute_in, held_by_code
+from shared_hooks.state.walk import PoisonRead
 
 __all__ = [
     "MISSING",
     "PLAIN",
-    "Change",
     "Dice",
     "DiceWatch",
     "Numbers",
+    "PoisonRead",
     "PythonState",
     "Reach",
-    "Read",
     "Settings",
     "Spot",
+    "StateChange",
     "agree",
     "attribute_in",
     "entries",

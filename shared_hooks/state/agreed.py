@@ -19,7 +19,7 @@ from torch import nn
 from shared_hooks.modules.attach import hooks_of
 from shared_hooks.modules.constants import OF_EVERY_MODULE, is_torchs, weights_hash
 from shared_hooks.state.python_state import PLAIN, PythonState, agree
-from shared_hooks.state.reach import MISSING, Change, ForwardCode, attribute_in, held_by_code
+from shared_hooks.state.reach import MISSING, ForwardCode, StateChange, attribute_in, held_by_code
 
 WEIGHTS: Final = "the weights"
 _TRIES: Final = 3
@@ -28,7 +28,7 @@ MAX_BYTES: Final = 64 << 20
 """A write to a larger tensor that is no weight counts as a change, whatever it wrote."""
 
 
-class Samples:
+class TensorSamples:
     """Three elements of each tensor in the memory of the CPU, read in place."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -91,7 +91,7 @@ class Agreed:
             kept = before.get(id(self._tensors[number]), (versions[number], places[number]))
             versions[number], places[number] = kept
         self._marks = versions, places
-        self._samples = Samples(self._tensors)
+        self._samples = TensorSamples(self._tensors)
         self._bits = self._samples.now()
 
     def _now(self) -> tuple[list[int], list[int]]:
@@ -152,7 +152,7 @@ class Agreed:
         """Return the modules that have got hooks."""
         return [module for module, before in self._hooks.items() if hooks_of(module) != before]
 
-    def _matters(self, change: Change) -> bool:
+    def _matters(self, change: StateChange) -> bool:
         if agree(change.before, change.now) or change.before is change.now is MISSING:  # order, or hooks
             return False
         if isinstance(change.before, nn.Module) or isinstance(change.now, nn.Module):

@@ -27,11 +27,11 @@ from shared_hooks import devices
 from shared_hooks.state.probes import counts, function_of, is_repeatable
 from shared_hooks.state.reach import (
     MISSING,
-    Change,
     ClassEntries,
     Container,
     Fetched,
     Reach,
+    StateChange,
     attribute_in,
     fetched_all,
     held_by_code,
@@ -273,7 +273,7 @@ class PythonState:
             return False
         return not self._caches or list(map(counts, self._caches)) == self._counts
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[StateChange]:
         """Return the changes since."""
         if self.is_same:
             return []
@@ -281,9 +281,9 @@ class PythonState:
         for name, probe, kept in self.probes:
             now = probe.now()
             if now != kept:
-                found.append(Change(name, kept, now, can_be_undone=probe.can_be_undone))
-        found += [Change(name, MISSING, MISSING) for name in (self.settings.changed() if self.settings else ())]
-        return found + ([Change("hooks of a module", MISSING, MISSING)] if any(self._hooks) else [])
+                found.append(StateChange(name, kept, now, can_be_undone=probe.can_be_undone))
+        found += [StateChange(name, MISSING, MISSING) for name in (self.settings.changed() if self.settings else ())]
+        return found + ([StateChange("hooks of a module", MISSING, MISSING)] if any(self._hooks) else [])
 
     def restore(self) -> list[str]:
         """Undo changes in place; returns the names of those that could not be undone."""
@@ -389,7 +389,7 @@ def _typed(value: Any) -> Any:
 # Which changes of Python state last: they would affect a later run, and both sides identify them by the same name.
 
 
-def lasting_name(change: Change, places: Iterable[Container]) -> str:
+def lasting_name(change: StateChange, places: Iterable[Container]) -> str:
     """Return the name under which a change is remembered: a list's content counts as a whole, apart from the attribute
     that holds it.
     """
@@ -397,14 +397,14 @@ def lasting_name(change: Change, places: Iterable[Container]) -> str:
     return change.name if series is None else _content(series)
 
 
-def _series_of(change: Change, places: Iterable[Container]) -> Container | None:
+def _series_of(change: StateChange, places: Iterable[Container]) -> Container | None:
     if change.is_attribute:
         return None
     of_lists = (place for place in places if _is_series(place))
     return next((one for one in of_lists if change.name == one.name or change.name.startswith(one.name + "[")), None)
 
 
-def lasting(change: Change, places: Iterable[Container]) -> Change:
+def lasting(change: StateChange, places: Iterable[Container]) -> StateChange:
     """Return the same change under its `lasting_name`: for a list, its whole content before and now."""
     series = _series_of(change, places)
     if series is None:
@@ -417,7 +417,7 @@ def _content(series: Container) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StateEntry:
     """One value that a dictionary, list or object holds; ``attribute``: the last one on the path, of ``kind``. A list,
     deque or set is one value.
     """
@@ -433,7 +433,7 @@ _OF_CLASSES = (
 )  # fmt: skip
 
 
-def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_: True) -> dict[str, Entry]:
+def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_: True) -> dict[str, StateEntry]:
     """Return all values by `portable` names as of `lasting_name`, for which ``wanted`` is true of the attribute and
     whether it is one.
 
@@ -445,23 +445,23 @@ def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_:
     for place in state.places:
         attribute, code = "" if place.is_attributes else attribute_in(place.name), held_by_code(place.name)
         if code and place.keys is not None and wanted("", False):  # as one value, too
-            found[portable(place.name)] = Entry(
+            found[portable(place.name)] = StateEntry(
                 dict(zip(place.keys, place.values, strict=True)), attribute, False, object
             )
         if place.keys is not None and (place.is_attributes or code or wanted(attribute, False)):
             for key, value in zip(place.keys, place.values, strict=True):
                 if not place.is_attributes or wanted(str(key), True):
-                    one = Entry(value, attribute or str(key), place.is_attributes, place.kind)
+                    one = StateEntry(value, attribute or str(key), place.is_attributes, place.kind)
                     found[portable(place.entry(key))] = one
         elif isinstance(place.owner, (list, collections.deque, set)) and (code or wanted(attribute, False)):
             values = set(place.values) if isinstance(place.owner, set) else place.values
-            found[portable(_content(place))] = Entry(values, attribute, False, object)
+            found[portable(_content(place))] = StateEntry(values, attribute, False, object)
         elif place.set_one is not None and (code in rebound if place.kind is object else wanted(attribute, True)):
-            found[portable(place.name)] = Entry(place.values[0], attribute, place.kind is not object, place.kind)
+            found[portable(place.name)] = StateEntry(place.values[0], attribute, place.kind is not object, place.kind)
         elif isinstance(place.view, ClassEntries):
             for key, value in zip(place.view.names, place.values, strict=True):
                 if wanted(key, True) and not isinstance(value, _OF_CLASSES):
-                    found[portable(place.name + key)] = Entry(value, key, True, place.owner)
+                    found[portable(place.name + key)] = StateEntry(value, key, True, place.owner)
     return found
 
 
@@ -594,7 +594,7 @@ def lost(state: PythonState, known: frozenset[str]) -> list[str]:
     return [change.name for change in left(state) if portable(lasting_name(change, state.places)) not in known]
 
 
-def left(state: PythonState) -> list[Change]:
+def left(state: PythonState) -> list[StateChange]:
     """Return what a run has changed since ``state`` that would affect a later one if it were not undone."""
     return [
         change

@@ -569,7 +569,7 @@ _OURS = (Shim, Replacement)
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class StateChange:
     """One difference: the place, the value before and now (`MISSING` for none)."""
 
     name: str
@@ -606,23 +606,23 @@ class Container:
         self.values = list(view)
         self.keys: list[Any] | None = list(owner) if isinstance(owner, dict) else None
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[StateChange]:
         """Return the current differences."""
         now = list(self.view)
         if self.keys is not None:
             return self._changed_entries()
         if len(now) != len(self.values):
             fresh = {id(value) for value in self.values}
-            new = [Change(self.name, MISSING, value) for value in now if id(value) not in fresh]
-            return new or [Change(self.name, len(self.values), len(now))]
+            new = [StateChange(self.name, MISSING, value) for value in now if id(value) not in fresh]
+            return new or [StateChange(self.name, len(self.values), len(now))]
         pairs = enumerate(zip(self.values, now, strict=True))
         if isinstance(self.view, ClassEntries):
             found = zip(self.view.names, self.values, now, strict=True)
-            return [Change(self.name + key, old, new) for key, old, new in found if old is not new]
+            return [StateChange(self.name + key, old, new) for key, old, new in found if old is not new]
         name = self.name if isinstance(self.view, Fetched) else self.name + "[{}]"
-        return [Change(name.format(n), before, value) for n, (before, value) in pairs if before is not value]
+        return [StateChange(name.format(n), before, value) for n, (before, value) in pairs if before is not value]
 
-    def _changed_entries(self) -> list[Change]:
+    def _changed_entries(self) -> list[StateChange]:
         before = dict(zip(self.keys or (), self.values, strict=True))
         now = dict(dict.items(self.owner))
         found = []
@@ -630,10 +630,10 @@ class Container:
             old, new = before.get(key, MISSING), now.get(key, MISSING)
             if new is not old and not _is_attaching(old, new):
                 found.append(
-                    Change(self.entry(key), old, new, self.is_attributes, True, (id(self.owner), key), self.kind)
+                    StateChange(self.entry(key), old, new, self.is_attributes, True, (id(self.owner), key), self.kind)
                 )
         if not found and self.in_order and list(now) != [key for key in before if key in now]:
-            found.append(Change(self.name, MISSING, MISSING))
+            found.append(StateChange(self.name, MISSING, MISSING))
         return found
 
     @property

@@ -40,12 +40,12 @@ from shared_hooks.state.reach import (
 # object that raises on any access. If the run gives the same bits, its path does not depend on that state.
 
 
-class Read(BaseException):
+class PoisonRead(BaseException):
     """Poison was read. No Exception, so that the model does not catch it."""
 
 
 def _raise(*args: Any, **kwargs: Any) -> NoReturn:
-    raise Read
+    raise PoisonRead
 
 
 _LOOKS = """

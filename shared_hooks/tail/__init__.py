@@ -9,13 +9,13 @@ recipe_book  recipes, made once and kept within limits
 May import purity, forward, state, crossing, lifecycle, metrics, modules, tensors, errors.
 """
 
-from shared_hooks.tail.recipe import Answer, Enter, ReadValue, Recipe, Run, Skip
+from shared_hooks.tail.recipe import Enter, GiveResult, ReadValue, Recipe, Run, Skip
 from shared_hooks.tail.recipe_book import RecipeBook, RehearsalLimits, paid_by, payer
 from shared_hooks.tail.tail import Substitutes, TailSession
 
 __all__ = [
-    "Answer",
     "Enter",
+    "GiveResult",
     "ReadValue",
     "Recipe",
     "RecipeBook",

@@ -95,7 +95,7 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GiveResult:
     """An operation that is replaced by its result.
 
     ``below``: a kernel that belongs to no torch function; ``draws``: random numbers, which need no tensor of the
@@ -126,8 +126,8 @@ class ReadValue:
 class Run:
     """An operation that needs only the form of its arguments, and runs.
 
-    ``below``: as in `Answer`. ``later``: it is behind a branch cut, and runs on what exists; ``taints``: as in
-    `Answer`; ``hangs``: its results that depend on the inputs.
+    ``below``: as in `GiveResult`. ``later``: it is behind a branch cut, and runs on what exists; ``taints``: as in
+    `GiveResult`; ``hangs``: its results that depend on the inputs.
     """
 
     name: str
@@ -153,7 +153,7 @@ class Through:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ReachCut:
     """The cut layer returns."""
 
     path: str
@@ -166,24 +166,24 @@ class Nothing:
     name: str = "nothing"
 
 
-Step = Enter | Skip | Answer | ReadValue | Run | Through | End
+Step = Enter | Skip | GiveResult | ReadValue | Run | Through | ReachCut
 NOTHING = Nothing()
 
 
 def label(step: Step | Nothing) -> str:
     """Return a step as text: ``"skip stem.0"``, ``"answer add"``."""
-    name = step.path if isinstance(step, (Enter, Skip, Through, End)) else step.name
+    name = step.path if isinstance(step, (Enter, Skip, Through, ReachCut)) else step.name
     return name if isinstance(step, Nothing) else f"{_VERBS[type(step)]} {name}"
 
 
 _VERBS = {
     Enter: "enter",
     Skip: "skip",
-    Answer: "answer",
+    GiveResult: "answer",
     ReadValue: "read",
     Run: "run",
     Through: "run",
-    End: "end",
+    ReachCut: "end",
 }
 
 
@@ -215,11 +215,11 @@ class Recipe:
     def explain(self) -> Iterator[str]:
         """Yield the steps as text, one per line, indented by module."""
         for step in self.steps:
-            path = step.path if isinstance(step, (Enter, Skip, Through, End)) else step.inside
+            path = step.path if isinstance(step, (Enter, Skip, Through, ReachCut)) else step.inside
             depth = 0 if path in ("", ROOT) else path.count(".") + 1
             sources = getattr(step, "sources", ())
             given = f": {', '.join(map(_described, sources))}" if sources else ""
-            yield f"{'  ' * (depth + (not isinstance(step, (Enter, Skip, Through, End))))}{label(step)}{given}"
+            yield f"{'  ' * (depth + (not isinstance(step, (Enter, Skip, Through, ReachCut))))}{label(step)}{given}"
 
 
 def _described(source: Source) -> str:
@@ -239,7 +239,7 @@ def _shape(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 # The notes of a rehearsal so far: its position, the steps, the first failure.
 
 
-class Frame:
+class RecipeFrame:
     """A module call in progress. ``start``: the number of steps before it; ``wrote``: it writes to its arguments."""
 
     def __init__(self, path: str, number: int, start: int) -> None:
@@ -265,7 +265,7 @@ class Notes:
     def __init__(self, crossing: Crossing) -> None:
         self.crossing = crossing
         self.steps: list[Step] = []
-        self.stack = [Frame("", 1, 0)]
+        self.stack = [RecipeFrame("", 1, 0)]
         self.digest = PathDigest()
         self.in_opaque = 0
         # before the cut "input" there is nothing: the model is run to see how much work comes after it
@@ -273,7 +273,7 @@ class Notes:
         self.failure: IsthmusError | None = None
 
     @property
-    def frame(self) -> Frame:
+    def frame(self) -> RecipeFrame:
         """The current module call."""
         return self.stack[-1]
 

@@ -25,7 +25,7 @@ from shared_hooks.sharing import Owner, SharedCache
 from shared_hooks.state import Settings
 from shared_hooks.tail.meta_runner import Budget
 from shared_hooks.tail.recipe import Placing, Recipe, blank_slots
-from shared_hooks.tail.rehearsal import Facts, Rehearsal
+from shared_hooks.tail.rehearsal import Rehearsal, RehearsalFacts
 from shared_hooks.tensors import ClassFinder
 
 
@@ -96,7 +96,7 @@ class RecipeBook:
         self._turns = turns
         self._kept: SharedCache[str, _Kept] = SharedCache(limits.recipes, limits.steps)
         self._spent: deque[tuple[float, float, str]] = deque()
-        self._facts: Facts | None = None
+        self._facts: RehearsalFacts | None = None
         self._lock = threading.Lock()
         self._rehearsing = threading.RLock()
         self.rehearsals = 0
@@ -152,7 +152,7 @@ class RecipeBook:
         budget = Budget(limits.operations, limits.native_bytes, limits.elements, limits.seconds, limits.held_bytes)
         placing = Placing(blank_slots(early.crossing.slots, device), device)
         if self._facts is None or not self._facts.state.is_same:
-            self._facts = Facts.of(self._model, self._modules)
+            self._facts = RehearsalFacts.of(self._model, self._modules)
         facts, settings = self._facts, Settings()
         state = facts.state
         rehearsal = Rehearsal(self._model, self._modules, early.crossing, early.values, placing, budget, facts)

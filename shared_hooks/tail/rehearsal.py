@@ -24,7 +24,7 @@ from shared_hooks.crossing import Crossing, Given, Place
 from shared_hooks.errors import Disagreement, IsthmusError, PlanMismatch, TooLarge
 from shared_hooks.forward import (
     OTHER_MEMORY,
-    Kind,
+    CallKind,
     Placeholder,
     arguments_of,
     interruptible,
@@ -40,17 +40,17 @@ from shared_hooks.state import PythonState
 from shared_hooks.tail.meta_runner import Budget, Claims, MetaRunner, Unknown, form_of_tensor, storage_key
 from shared_hooks.tail.recipe import (
     Alias,
-    Answer,
     Argument,
-    End,
     Enter,
-    Frame,
+    GiveResult,
     Hole,
     Injected,
     Notes,
     Placing,
+    ReachCut,
     ReadValue,
     Recipe,
+    RecipeFrame,
     Run,
     Skip,
     Source,
@@ -106,9 +106,9 @@ class Operations:
         finally:
             self.inside = False
         kind = kind_of(name, bool(arguments), result)
-        if kind is Kind.FORM:
+        if kind is CallKind.FORM:
             return result
-        if kind is Kind.VALUE or not (tainted or self.runner.drew):
+        if kind is CallKind.VALUE or not (tainted or self.runner.drew):
             return result
         frame.index += 1
         return self._answered(place, name, arguments, result, below=False, tainted=tainted)
@@ -125,10 +125,10 @@ class Operations:
         finally:
             self.inside, self.runner.after_cut = False, before
         kind = kind_of(name, bool(arguments), result)
-        if kind is Kind.FORM:
+        if kind is CallKind.FORM:
             return result
         # a kernel that may draw does not draw if the edge's plan has seen no random numbers, or it would have refused
-        if kind is Kind.VALUE or self.runner.reshaped:
+        if kind is CallKind.VALUE or self.runner.reshaped:
             raise self.notes.refusal(f"{name} cannot run behind the branch cut")
         try:
             _, results = flatten(result, plain=True)
@@ -217,7 +217,9 @@ class Operations:
     ) -> Any:
         written = self._written(arguments, taints)
         fills = self.claims.filled(place, arguments, written)
-        self.notes.steps.append(Answer(name, structure, sources, fills, written, below, drew, self.notes.frame.path))
+        self.notes.steps.append(
+            GiveResult(name, structure, sources, fills, written, below, drew, self.notes.frame.path)
+        )
         made = [self._tensor(source, arguments, tensor) for source, tensor in zip(sources, results, strict=True)]
         return unflatten(structure, made, no_class)
 
@@ -272,13 +274,13 @@ class Operations:
         if not below:
             self.notes.digest.operation(given.name, made)
         self.notes.steps.append(
-            Answer(given.name, given.structure, sources, fills, written, below, not arguments, frame.path)
+            GiveResult(given.name, given.structure, sources, fills, written, below, not arguments, frame.path)
         )
         return unflatten(given.structure, made, no_class)
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class RehearsalFacts:
     """What rehearsals of one model share while its Python ``state`` is unchanged: its own tensors, and the modules
     whose Python writes no state.
     """
@@ -289,7 +291,7 @@ class Facts:
     all_pure: bool
 
     @classmethod
-    def of(cls, model: nn.Module, modules: Iterable[nn.Module]) -> Facts:
+    def of(cls, model: nn.Module, modules: Iterable[nn.Module]) -> RehearsalFacts:
         """Return the current facts."""
         state = PythonState(model, settings=False)
         tensors = [*model.parameters(), *model.buffers(), *state.tensors()]
@@ -311,7 +313,7 @@ class Rehearsal:
         values: tuple[Structure, ...],
         placing: Placing,
         budget: Budget,
-        facts: Facts,
+        facts: RehearsalFacts,
     ) -> None:
         self.model = model
         self.modules = modules
@@ -406,7 +408,7 @@ class Rehearsal:
         with torch._C.DisableTorchFunction():  # our own reads of tensors are not operations of the model
             arguments = list(tensors_in((args, kwargs)))
             tainted = any(map(self.placing.is_tainted, arguments))
-        frame = Frame(info.path, number, len(self.notes.steps))
+        frame = RecipeFrame(info.path, number, len(self.notes.steps))
         if later := self.operations.later:
             frame.later = self.notes.frame.later or Place(info.path, number, -1) in later
             frame.layer, frame.counts = self.layers, dict(self.counts) if frame.later else {}
@@ -423,7 +425,7 @@ class Rehearsal:
 
     def _left(
         self,
-        frame: Frame,
+        frame: RecipeFrame,
         module: nn.Module,
         arguments: list[torch.Tensor],
         output: Any,
@@ -447,7 +449,12 @@ class Rehearsal:
             self._check_within(frame)
 
     def _entered(
-        self, frame: Frame, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        frame: RecipeFrame,
+        info: ModuleInfo,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         self.notes.steps.append(Enter(info.path, frame.later))
         self.notes.stack.append(frame)
@@ -458,25 +465,25 @@ class Rehearsal:
             self.notes.in_opaque -= info.opaque
             self.notes.stack.pop()
 
-    def _check_within(self, frame: Frame) -> None:
+    def _check_within(self, frame: RecipeFrame) -> None:
         """Called after the last layer before a cut that is after a block around it."""
         around = any(call_name(one.path, one.number) == self.crossing.layer_name for one in self.notes.stack)
         if not around or self.layers > self.crossing.layer_id + 1:
             raise self.notes.refusal(f"layer {self.layers - 1} is {call_name(frame.path, frame.number)} here")
 
-    def _reached(self, frame: Frame, *, ended: bool) -> None:
+    def _reached(self, frame: RecipeFrame, *, ended: bool) -> None:
         """Called after the layer or block that the cut is after."""
         if self.layers != self.crossing.layer_id + 1:
             name = call_name(frame.path, frame.number)
             raise self.notes.refusal(f"{name} is layer {self.layers - 1} here")
         if ended:
-            self.notes.steps.append(End(frame.path))
+            self.notes.steps.append(ReachCut(frame.path))
         self.counts = dict(self.counts)
         self.runner.after_cut = True
         self.digest_at_cut = self.notes.digest.hexadecimal()
         self.notes.done = True
 
-    def _collapse(self, frame: Frame, module: nn.Module, arguments: list[torch.Tensor], output: Any) -> bool:
+    def _collapse(self, frame: RecipeFrame, module: nn.Module, arguments: list[torch.Tensor], output: Any) -> bool:
         """Make one step of a call whose Python has no effect but its result."""
         if frame.wrote or module not in self.pure or not self._is_still_pure(module):
             return False
@@ -496,7 +503,7 @@ class Rehearsal:
         self.notes.steps[frame.start :] = [Skip(frame.path, structure, kept)]
         return True
 
-    def _run_through(self, frame: Frame, module: nn.Module, output: Any) -> bool:
+    def _run_through(self, frame: RecipeFrame, module: nn.Module, output: Any) -> bool:
         """Make one step of a call behind the branch cut whose Python has no effect but its result, and which writes to
         nothing that was a constant before.
         """
@@ -508,8 +515,9 @@ class Rehearsal:
         return True
 
     def _is_still_pure(self, module: nn.Module) -> bool:
-        """Return whether a proof in `Facts` still holds: it was made before the model set any attribute (such as a list
-        to which the module appends, instead of None). If Python has read data, it may set others in another request.
+        """Return whether a proof in `RehearsalFacts` still holds: it was made before the model set any attribute (such
+        as a list to which the module appends, instead of None). If Python has read data, it may set others in another
+        request.
         """
         if self.facts.all_pure:
             return True
@@ -517,7 +525,7 @@ class Rehearsal:
             return all(type(one).__module__.startswith("torch.nn.") for one in module.modules())
         return self.facts.state.is_same or is_pure(module)
 
-    def _opaque(self, frame: Frame, arguments: list[torch.Tensor]) -> Any:
+    def _opaque(self, frame: RecipeFrame, arguments: list[torch.Tensor]) -> Any:
         place = Place(frame.path, frame.number, -1)
         given = self.claims.given.get(place)
         if given is None or given.name != frame.path or given.writes:

@@ -23,8 +23,8 @@ from shared_hooks.forward import (
     OTHER_MEMORY,
     REFLECTED,
     Allowance,
-    Frame,
-    Kind,
+    CallFrame,
+    CallKind,
     Placeholder,
     Session,
     arguments_of,
@@ -42,13 +42,13 @@ from shared_hooks.modules import ModuleInfo, attach, running
 from shared_hooks.state import first_few, lost
 from shared_hooks.tail.recipe import (
     NOTHING,
-    Answer,
-    End,
     Enter,
+    GiveResult,
     Hole,
     Injected,
     Nothing,
     Placing,
+    ReachCut,
     ReadValue,
     Recipe,
     Run,
@@ -247,7 +247,7 @@ class TailSession(Session):
         if type(step) is Enter and step.path == path:
             later = int(step.later)
             self.advance()
-        stack.append(Frame(info, 0))
+        stack.append(CallFrame(info, 0))
         self.in_opaque += info.opaque
         self.later_calls += later
         try:
@@ -258,7 +258,7 @@ class TailSession(Session):
             self.later_calls -= later
         if not self.resumed:
             step = self.next_step()
-            if type(step) is End and step.path == path:
+            if type(step) is ReachCut and step.path == path:
                 self.advance()
         return output
 
@@ -333,13 +333,13 @@ class TailSession(Session):
         matches = isinstance(step, _OPERATIONS) and step.name in (name, REFLECTED.get(name))
         matches = matches and not getattr(step, "below", False)
         if not any(map(self.placing.is_tainted, arguments)):
-            if not (matches and isinstance(step, Answer) and step.draws):
+            if not (matches and isinstance(step, GiveResult) and step.draws):
                 return self.run_here(func, args, kwargs, arguments)
         elif not matches:
             if is_form(name):
                 return self.run_here(func, args, kwargs, arguments)
             result = self.run_here(func, args, kwargs, arguments)
-            if kind_of(name, bool(arguments), result) is Kind.FORM:
+            if kind_of(name, bool(arguments), result) is CallKind.FORM:
                 return result
             raise self.mismatch(f"{name}() ran")
         if isinstance(step, Run):
@@ -349,7 +349,7 @@ class TailSession(Session):
         elif isinstance(step, ReadValue):
             result = unflatten(self.values[step.number], [], no_class)
         else:
-            assert isinstance(step, Answer)
+            assert isinstance(step, GiveResult)
             result = self.answer(step.structure, step.sources, arguments)
             self.write(step, arguments)
             if type(result) is Placeholder and type(step.sources[0]) is Hole and not (step.taints or step.fills):
@@ -370,7 +370,7 @@ class TailSession(Session):
             self.placing.note_made(result, arguments)
         return result
 
-    def write(self, step: Answer, arguments: list[torch.Tensor]) -> None:
+    def write(self, step: GiveResult, arguments: list[torch.Tensor]) -> None:
         """Storages that began as constants depend on the inputs now, and may get their content."""
         for number in step.taints:
             try:
@@ -390,16 +390,16 @@ class TailSession(Session):
         try:
             with torch._C.DisableTorchFunction():
                 step = self.next_step()
-                matches = isinstance(step, (Answer, Run)) and step.below and step.name == str(func)
+                matches = isinstance(step, (GiveResult, Run)) and step.below and step.name == str(func)
                 if not any(map(self.placing.is_tainted, arguments)):
-                    if not (matches and isinstance(step, Answer) and step.draws):
+                    if not (matches and isinstance(step, GiveResult) and step.draws):
                         return self.run_here(func, args, kwargs, arguments)
                 elif not matches:
                     raise self.mismatch(f"{func} ran")
                 if isinstance(step, Run):
                     result = self.run_here(func, args, kwargs, arguments)
                 else:
-                    assert isinstance(step, Answer)
+                    assert isinstance(step, GiveResult)
                     result = self.answer(step.structure, step.sources, arguments, fresh=True)
                     self.write(step, arguments)
         finally:
@@ -445,7 +445,7 @@ class TailSession(Session):
         return error
 
 
-_OPERATIONS = (Answer, ReadValue, Run)
+_OPERATIONS = (GiveResult, ReadValue, Run)
 _PLAIN = frozenset({Placeholder, torch.nn.Parameter, bool, int, float, str, type(None)})
 
 
@@ -467,8 +467,8 @@ class Shared:
         self.ready: dict[int, Placeholder] = {}
         self.answered: dict[int, tuple[Any, Placeholder]] = {}
         """The operation of a step, and what it is answered with in all requests."""
-        self.has_below = any(isinstance(step, (Answer, Run)) and step.below for step in recipe.steps)
-        self.has_taints = any(isinstance(step, Answer) and step.taints for step in recipe.steps)
+        self.has_below = any(isinstance(step, (GiveResult, Run)) and step.below for step in recipe.steps)
+        self.has_taints = any(isinstance(step, GiveResult) and step.taints for step in recipe.steps)
 
     def forget(self) -> None:
         """A placeholder was changed: the next request gets new ones."""

@@ -148,7 +148,7 @@ MOST_PINNED: Final = 512 << 20
 """The limit of pinned bytes in use by this process."""
 
 
-class Pinned:
+class PinnedMemory:
     """Limits the pinned memory in use. Thread-safe."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -183,7 +183,7 @@ class Pinned:
             self.nbytes -= nbytes
 
 
-PINNED: Final = Pinned(MOST_PINNED)
+PINNED: Final = PinnedMemory(MOST_PINNED)
 _streams: dict[tuple[torch.device, str], Any] = {}
 _making: Final = threading.Lock()
 

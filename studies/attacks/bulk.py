@@ -24,7 +24,7 @@ from cloud_server.config import ModelEntry
 from cloud_server.core import Core
 from cloud_server.limits import Limits
 from cloud_server.models.served_model import ServedModel
-from cloud_server.requests.request import Answer, State
+from cloud_server.requests.request import RequestState, ServerAnswer
 from cloud_server.scheduling import Task
 from cloud_server.streams.session import StreamSession
 from protos.frames import ChunkFrame, HeadedRequest, parse_client_frame
@@ -70,7 +70,7 @@ class Target:
         """Those of them that belong to a changed request, and whose content was looked at: not only their id."""
         self.said = ""
         """The last failure's message."""
-        self.reply: Answer | None = None
+        self.reply: ServerAnswer | None = None
 
     def _add(self, task: Task) -> Callable[[], None]:
         self.tasks.append(task)
@@ -139,7 +139,7 @@ class Target:
         reported, self.reply = [], None
         while session._outbox:
             item = session._outbox.popleft()
-            if isinstance(item, Answer):
+            if isinstance(item, ServerAnswer):
                 session.undelivered -= 1
                 self.core.requests.forget([item.key])
                 if item.failed is None:
@@ -169,7 +169,7 @@ class Target:
         assert uploads is not None
         if isinstance(frame, ChunkFrame):
             request = uploads._receiving.get(frame.id)
-            return request is not None and request.state is State.RECEIVING
+            return request is not None and request.state is RequestState.RECEIVING
         if isinstance(frame, HeadedRequest):
             frame = split_pb2.ClientFrame(request=frame.header)
         kind = frame.WhichOneof("frame")

@@ -37,7 +37,7 @@ from edge_client import EdgeClient
 from edge_client.generation.link import SessionLink
 from edge_client.model_choice import ModelChoice
 from edge_client.transport import Stamps, wire
-from edge_client.transport.outbox import Area
+from edge_client.transport.outbox import SendArea
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import IsthmusError
@@ -360,24 +360,24 @@ def inflating() -> list[tuple[str, bytes]]:
 @attack("lying-areas", "digits")
 def lying_areas(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[None]:
     """shared memory that changes while the server reads it, and ends before the places that are named"""
-    draw, areas, x = random.Random(6), list[Area](), torch.randn(16, 1, 32, 32)
-    take, write, description = Area.take, Area.write, Area.description
+    draw, areas, x = random.Random(6), list[SendArea](), torch.randn(16, 1, 32, 32)
+    take, write, description = SendArea.take, SendArea.write, SendArea.description
 
-    def lying(area: Area) -> split_pb2.Area:
+    def lying(area: SendArea) -> split_pb2.Area:
         areas.append(area)
         said = description(area)
         said.nbytes = 1 << 40
         return said
 
-    def beyond(area: Area, request_id: int, nbytes: int) -> int | None:
+    def beyond(area: SendArea, request_id: int, nbytes: int) -> int | None:
         place = take(area, request_id, nbytes)
         return None if place is None else place + draw.choice((0, 0, 0, 1 << 30, 1 << 39))
 
-    def nothing(area: Area, offset: int, buffers: Any) -> None:
+    def nothing(area: SendArea, offset: int, buffers: Any) -> None:
         if offset < 1 << 30:
             write(area, offset, buffers)
 
-    Area.description, Area.take, Area.write = lying, beyond, nothing  # type: ignore[method-assign]
+    SendArea.description, SendArea.take, SendArea.write = lying, beyond, nothing  # type: ignore[method-assign]
 
     def changing() -> None:
         while True:

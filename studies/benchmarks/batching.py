@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.batching import Batches, Made, Ways
+from shared_hooks.batching import BatchedResult, Batches, Ways
 from shared_hooks.tensors import flatten
 from studies.benchmarks.batching_clients import CLIENTS
 from studies.benchmarks.networks import AlexNet, ResNet18, ViT, built
@@ -133,10 +133,10 @@ def _two_cuts(build: Callable[[], nn.Module], first: str, last: str, repeats: in
         way = ways.way(here, there.batch_key)
         assert way is not None, "the middle part was refused"
 
-        def joined() -> list[Made]:
+        def joined() -> list[BatchedResult]:
             return batches.run([*(ways.run(way, one, 1, there.proof) for one in early), *late], [there] * CLIENTS)
 
-        def apart() -> list[Made]:
+        def apart() -> list[BatchedResult]:
             return batches.run(early, [here] * half) + batches.run(late, [there] * half)
 
         for one, other in zip(joined(), apart(), strict=True):

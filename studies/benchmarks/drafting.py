@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge_client.generation.drafting import Drafting, FirstLayers, Lookup, Measured, Source
+from edge_client.generation.drafting import Drafting, DraftSource, FirstLayers, Lookup, Measured
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply
 from studies.benchmarks.row import Line, Options, Row
 
@@ -135,7 +135,7 @@ def _measured(options: Options) -> Row:
 
 
 def _timed(
-    split: SplitForward, prompt: torch.Tensor, tokens: int, source: Source | None, ahead: bool = False
+    split: SplitForward, prompt: torch.Tensor, tokens: int, source: DraftSource | None, ahead: bool = False
 ) -> tuple[float, torch.Tensor, Any]:
     """Tokens a second of the whole of it, the prompt's step included; the tokens; how drafting went."""
     if source is None:

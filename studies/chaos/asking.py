@@ -24,8 +24,8 @@ import torch
 from edge_client import Answer, ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.controller import SplitController
-from edge_client.survey import Wanted, gather
-from edge_client.user_input import Loaded
+from edge_client.survey import SurveySources, gather
+from edge_client.user_input import LoadedModel
 from shared_hooks import WrappedModel
 from shared_hooks.models import load_spec
 from studies.chaos.model import CUTS, inputs
@@ -81,8 +81,8 @@ def _auto(client: EdgeClient, server: str) -> AutoClient:
     assert client.spec is not None and client.spec.example() is not None
     args, kwargs = client.spec.example() or ((), {})
     plan = client.wrapped.plan(*args, **kwargs).digest
-    loaded = Loaded(client.choice, client.spec, client.wrapped, args, kwargs, plan)
-    with gather(loaded, Wanted(server=server, seconds=1.0), lambda text: None, False) as found:
+    loaded = LoadedModel(client.choice, client.spec, client.wrapped, args, kwargs, plan)
+    with gather(loaded, SurveySources(server=server, seconds=1.0), lambda text: None, False) as found:
         auto = AutoClient(client, SplitController(found.edge, found.cloud, found.link, found.load))
     auto.monitor.start()
     return auto

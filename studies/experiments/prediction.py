@@ -18,7 +18,7 @@ from typing import Any
 from edge_client.call import Load
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.planning.objective import STAGES, Candidate
-from edge_client.planning.predict import Correction, Sample, cuts_to_measure, predict
+from edge_client.planning.predict import Correction, RequestSample, cuts_to_measure, predict
 from edge_client.survey import CORRECTION_ROUNDS
 from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS
 from edge_client.user_text import EDGE_ONLY
@@ -137,7 +137,7 @@ def corrected(plain: Mapping[str, Candidate], *batches: Sequence[Sequence[Any]])
     for batch in batches:
         for name in dict.fromkeys(it for it, *_ in batch):
             median = statistics.median(rows["end_to_end"] for it, rows, _, _ in batch if it == name)
-            (alone if name == EDGE_ONLY else cuts).append(Sample(name, plain[name].latency_ns, median))
+            (alone if name == EDGE_ONLY else cuts).append(RequestSample(name, plain[name].latency_ns, median))
     return Correction.fit(cuts, alone)
 
 

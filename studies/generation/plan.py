@@ -23,7 +23,7 @@ from torch import nn
 
 from edge_client.generation.survey import StepSampler, token_times
 from edge_client.planning.generation import (
-    Moving,
+    SessionMove,
     Workload,
     cloud_profile,
     head_profile,
@@ -35,7 +35,7 @@ from edge_client.planning.link import Curve, Link
 from edge_client.screen import table
 from edge_client.user_text import EDGE_ONLY
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply
-from shared_hooks.profiling.decoding import Measurement, words_at_random
+from shared_hooks.profiling.decoding import DecodingMeasurement, words_at_random
 from studies.benchmarks.machine import facts
 
 LENGTHS = (16, 128, 384)
@@ -85,7 +85,7 @@ def reply_ns(model: nn.Module, prompt: int, new: int) -> tuple[float, float]:
     return float(first), statistics.median(steps)
 
 
-def move_text(move: Moving) -> str:
+def move_text(move: SessionMove) -> str:
     """In a line."""
     carried = f"carried {move.carried_bytes / 1e6:.2f} MB, {move.carry_ns / 1e6:.0f} ms"
     replayed = f"replayed {move.replayed_bytes / 1e6:.2f} MB, {move.replay_ns / 1e6:.0f} ms"
@@ -108,7 +108,7 @@ def main() -> None:
     edge, there = built(given.blocks, given.width), built(given.blocks, given.width)
     rate = given.mbit * 1e6 / 8
     network = Link(Curve.line(given.rtt * 1e6, rate), Curve.line(0.0, rate))
-    measurement = Measurement(edge, "study", "edge", lengths=LENGTHS)
+    measurement = DecodingMeasurement(edge, "study", "edge", lengths=LENGTHS)
 
     def link_at(cut: str) -> Delayed:
         return Delayed(InProcess(DecodingTail(there, cut)), network)

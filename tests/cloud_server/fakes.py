@@ -11,7 +11,7 @@ import torch
 
 from cloud_server.access import Caller
 from cloud_server.core import Core
-from cloud_server.models.engine import Computed, End, Identity
+from cloud_server.models.engine import Computed, Identity, PartEnd
 from cloud_server.streams.session import StreamSession
 from protos.frames import ChunkFrame, ClientFrame, cut
 from protos.isthmus.v1 import split_pb2
@@ -76,7 +76,7 @@ class FakeEngine:
             raise BadFrame(f"{payload_bytes} bytes are announced, the cut has {crossing.payload_bytes}")
 
     def compute(
-        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: PartEnd | None = None
     ) -> Computed:
         self.before(payload)
         self.computed += 1

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from cloud_server import access as identities_file
-from cloud_server.access import Credentials, Identities, Token, written_since
+from cloud_server.access import CallCredentials, Identities, Token, written_since
 from cloud_server.config import read_config
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.inference.service import Hold
@@ -33,10 +33,10 @@ def test_tokens_are_compared_to_their_last_byte() -> None:
     """Hashes that share all but that."""
     known = bytes(31) + b"\x01"
     identities = Identities((Token("edge", known),))
-    assert identities.prove(Credentials(known, None), 0.0) == "edge"
+    assert identities.prove(CallCredentials(known, None), 0.0) == "edge"
     for other in (bytes(31) + b"\x02", b"\x01" + bytes(30) + b"\x01", known[:4] + b"\xff" * 28):
         with pytest.raises(NotAuthenticated):
-            identities.prove(Credentials(other, None), 0.0)
+            identities.prove(CallCredentials(other, None), 0.0)
 
 
 def test_answers_that_a_client_does_not_fetch_take_its_places() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from deploy.compose_check import CLOUD, EDGE, SERVERS, Check
-from deploy.engine import Engine, EngineFailed
+from deploy.engine import ComposeProject, EngineFailed
 
 PACKAGES = {"isthmus", "torch"}
 
 
-class Engineless(Engine):
+class Engineless(ComposeProject):
     """An image without compilers, caches and tests, that lists these packages."""
 
     def __init__(self, packages: set[str]) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from edge_client import doctor
 from edge_client.benching import results
-from edge_client.calibrating.inputs import LEAST_TO_STOP, Tally
+from edge_client.calibrating.inputs import LEAST_TO_STOP, LossTally
 from edge_client.planning.link import Curve, Link, LinkEstimate, Tracker
 from edge_client.request.requests import Receiver
 from edge_client.transport import wire
@@ -20,7 +20,7 @@ from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import SpecError, TooLarge
 from shared_hooks.metrics import measurement
 from shared_hooks.metrics.records import Reading
-from shared_hooks.metrics.sampler import Window
+from shared_hooks.metrics.sampler import SampleWindow
 from shared_hooks.planning import planner
 from shared_hooks.selection.capture import read_boxes
 
@@ -31,7 +31,7 @@ def rows(worse: int, of: int) -> list[Any]:
 
 def test_a_codec_is_given_up_when_it_is_surely_worse_and_not_when_it_may_be() -> None:
     """By the lower bound of its loss."""
-    tally = Tally("int4", lossless=False, is_share=True, confidence=0.95)
+    tally = LossTally("int4", lossless=False, is_share=True, confidence=0.95)
     tally.sent(10, True)
     tally.take(rows(1, LEAST_TO_STOP))
     low, high = tally.bounds()
@@ -61,7 +61,7 @@ def test_each_utilisation_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"cpu": 11.0, "gpu": 22.0, "memory": 33.0}
     none = Reading.unavailable("not here")
     sources = {name: Reading(value, "measured", name) for name, value in values.items()}
-    window = Window(energy=none, resident=none, **sources)  # type: ignore[arg-type]
+    window = SampleWindow(energy=none, resident=none, **sources)  # type: ignore[arg-type]
     monkeypatch.setattr(measurement.sampler, "window", lambda start, gpu: window)
     with WrappedModel(nn.Sequential(nn.ReLU())) as made:
         made.forward(torch.ones(2))

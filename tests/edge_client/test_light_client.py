@@ -18,7 +18,7 @@ from torch import nn
 
 import edge_client
 from edge_client import LightClient, ModelChoice, local_server
-from edge_client.light import Heads, LightAnswer, provider_of
+from edge_client.light import HeadFolder, LightAnswer, provider_of
 from edge_client.light_codecs import CODECS, ROUNDING
 from edge_client.live import LightDashboard
 from protos.inference import inference_pb2
@@ -82,7 +82,7 @@ def test_every_image_gets_the_models_label(
 
 
 def test_pictures_become_what_torch_makes_of_them(heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
-    known = Heads(heads)
+    known = HeadFolder(heads)
     for path, image in zip(IMAGES, images, strict=True):
         (found,) = known.read(path)
         assert found.dtype == image.dtype and np.array_equal(found, image)
@@ -174,7 +174,7 @@ def test_a_folder_whose_files_are_not_its_own(spoil: Any, says: str, heads: Path
     folder = copy(heads, tmp_path)
     spoil(folder)
     with pytest.raises(SpecError, match=says):
-        Heads(folder)
+        HeadFolder(folder)
 
 
 def test_a_manifest_that_points_outside(heads: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_manifest_that_points_outside(heads: Path, tmp_path: Path) -> None:
     text = (folder / "manifest.json").read_text().replace('"pool.onnx"', '"../heads/pool.onnx"')
     (folder / "manifest.json").write_text(text)
     with pytest.raises(SpecError, match="outside of the folder"):
-        Heads(folder)
+        HeadFolder(folder)
 
 
 def test_what_cannot_be_chosen(server: str, heads: Path) -> None:
@@ -234,7 +234,7 @@ def test_places_that_are_none_and_folders_that_cannot_be(tmp_path: Path) -> None
         (tmp_path / "file").write_text("")
         edge_client.export(choice, split="0", output=tmp_path / "file")
     found = edge_client.export(choice, split=["0", "1"], output=tmp_path)
-    assert found.ok and Heads(tmp_path).cuts == ["0", "1"]
+    assert found.ok and HeadFolder(tmp_path).cuts == ["0", "1"]
 
 
 class Chunks(nn.Module):
@@ -273,10 +273,10 @@ def test_a_cut_behind_a_number_with_a_fraction_is_refused_by_name(tmp_path: Path
     torch.manual_seed(0)
     choice = ModelChoice(Reads().eval(), example=((torch.rand(3, 4),), {}))
     found = edge_client.export(choice, split="all", output=tmp_path)
-    assert "third" not in Heads(tmp_path).cuts
+    assert "third" not in HeadFolder(tmp_path).cuts
     refused = {one.cut: one.refused for one in found.heads if one.refused}
     assert refused and all("a number with a fraction from data" in why for why in refused.values())
-    assert Heads(tmp_path).refused == refused
+    assert HeadFolder(tmp_path).refused == refused
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def test_bounds() -> None:
     assert found["import contracts"] <= 12
     assert found["words in the glossary"] <= 40
     assert found["docstrings that begin with Of"] == 0
+    assert found["class names of several classes"] == ["EdgeClient"], "its asynchronous form has the same name"
 
 
 def test_what_counts_as_code() -> None:

@@ -25,8 +25,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from cloud_server import wire
-from cloud_server.access import Caller, Credentials, token_in
-from cloud_server.inference import Asking, Inference, ModelInfo, TensorInfo
+from cloud_server.access import CallCredentials, Caller, token_in
+from cloud_server.inference import Inference, InferenceCall, ModelInfo, TensorInfo
 from cloud_server.inference.service import Hold
 from cloud_server.transport.active_calls import ActiveCalls
 from cloud_server.transport.rest import messages
@@ -148,7 +148,7 @@ class Work:
         self._caller = caller
         self._peer = peer
         self._lock = threading.Lock()
-        self._asking: Asking | None = None
+        self._asking: InferenceCall | None = None
         self._gone = False
 
     def gone(self) -> None:
@@ -266,7 +266,7 @@ class NoSuchPath(IsthmusError):
     status = "NOT_FOUND"
 
 
-class Application:
+class RestApplication:
     """The REST application of one server. ``active_calls``: shared with gRPC."""
 
     def __init__(self, inference: Inference, active_calls: ActiveCalls, pages: Pages | None = None) -> None:
@@ -320,7 +320,7 @@ class Application:
         """Authenticate the request. Raises NotAuthenticated."""
         shown = [(name.decode("latin-1"), value) for name, value in headers]
         names = peer.names if self._active_calls.register.certificates else ()
-        return self._active_calls.enter(request, peer.name, Credentials(token_in(shown), names), peer.leave)
+        return self._active_calls.enter(request, peer.name, CallCredentials(token_in(shown), names), peer.leave)
 
     async def _health(self, path: list[str], send: Send, peer: Peer) -> None:
         """Answer health checks, without authentication, because orchestrators have no credentials."""

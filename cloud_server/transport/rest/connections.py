@@ -16,7 +16,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cloud_server.access import Caller, names_in
-from cloud_server.streams import Pace
+from cloud_server.streams import AccountPace
 from cloud_server.transport.active_calls import WaitingCall, WaitingCalls
 
 MAX_WAITING_CONNECTIONS = 128
@@ -117,14 +117,14 @@ class Peer:
             pass
 
 
-class Connection(H11Protocol):
+class RestConnection(H11Protocol):
     """uvicorn's connection, which passes its `Peer` to the application with each request (``scope["state"]``).
 
     Parsing is charged to the account (`streams.probe.Pace`): HTTP in chunks of one byte is cheap to send and costly to
     parse.
     """
 
-    def __init__(self, waiting: WaitingCalls, pace: Pace, **uvicorns: Any) -> None:
+    def __init__(self, waiting: WaitingCalls, pace: AccountPace, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._waiting, self._pace = waiting, pace
         self._unread = memoryview(b"")

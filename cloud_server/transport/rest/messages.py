@@ -15,9 +15,9 @@ from cloud_server.inference import (
     MAX_VALUES,
     NUMPY,
     VALUE_BYTES,
-    Named,
+    InferenceResult,
+    NamedElements,
     Query,
-    Result,
     Value,
     check_parameters,
     pack,
@@ -36,7 +36,7 @@ MAX_ENTRIES: Final = 1024
 MEND: Final = 'ask for bytes ("parameters": {"binary_data": true} of an output)'
 
 
-class Wanted:
+class WantedOutputs:
     """Which outputs are requested as bytes."""
 
     def __init__(self, always: bool, named: Mapping[str, bool]) -> None:
@@ -46,7 +46,7 @@ class Wanted:
         return self._named.get(name, self._always)
 
 
-def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> tuple[Query, Wanted]:
+def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> tuple[Query, WantedOutputs]:
     """Parse a request. ``json_bytes``: of the body; None: all. Raises BadFrame, TooLarge and InputMismatch."""
     size = body.nbytes if json_bytes is None else json_bytes
     if not 0 <= size <= body.nbytes:
@@ -68,7 +68,7 @@ def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> 
             raise BadFrame(f"{where}: binary_data_size is {nbytes!r:.40}, and {rest.nbytes} bytes are left")
         else:
             data, rest = rest[:nbytes], rest[nbytes:]
-        inputs.append(Named(name, datatype, tuple(shape), data))
+        inputs.append(NamedElements(name, datatype, tuple(shape), data))
     if rest.nbytes:
         raise BadFrame(f"{rest.nbytes} bytes came that belong to no input")
     parameters = _parameters(message, "the request")
@@ -79,7 +79,7 @@ def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> 
         own = _parameters(one, f"output {number}")
         if "binary_data" in own:
             binary[name] = own["binary_data"] is True
-    wanted = Wanted(parameters.get("binary_data_output") is True, binary)
+    wanted = WantedOutputs(parameters.get("binary_data_output") is True, binary)
     id = message.get("id", "")
     if not isinstance(id, str):
         raise BadFrame("id is a text")
@@ -93,7 +93,7 @@ def read_change(body: memoryview) -> None:
     check_parameters(_parameters(_object(_parsed(bytes(body)), "the body"), "the body") if body.nbytes else {})
 
 
-def answer_bytes(result: Result, wanted: Wanted) -> int:
+def answer_bytes(result: InferenceResult, wanted: WantedOutputs) -> int:
     """Return the bytes of memory that `answer` takes, including the model's result. Raises TooLarge for too
     much JSON.
     """
@@ -103,7 +103,7 @@ def answer_bytes(result: Result, wanted: Wanted) -> int:
     return result.nbytes + VALUE_BYTES * values
 
 
-def answer(result: Result, wanted: Wanted) -> tuple[list[bytes], list[memoryview]]:
+def answer(result: InferenceResult, wanted: WantedOutputs) -> tuple[list[bytes], list[memoryview]]:
     """Return the JSON in pieces, and the bytes after it. Raises InputMismatch for elements that JSON cannot
     represent.
     """
@@ -134,7 +134,7 @@ def _finite_or_text(value: Value) -> Value:
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
-def _values(one: Named) -> Iterator[bytes]:
+def _values(one: NamedElements) -> Iterator[bytes]:
     """Yield the elements with commas between them, a few at a time, because one call for all would block every
     thread.
     """

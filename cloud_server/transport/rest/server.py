@@ -44,22 +44,22 @@ class RestServer:
         try:
             import uvicorn
 
-            from cloud_server.transport.rest.application import Application
+            from cloud_server.transport.rest.application import RestApplication
             from cloud_server.transport.rest.connections import (
                 IDLE_SECONDS,
                 MAX_WAITING_CONNECTIONS,
                 SWEEP_SECONDS,
-                Connection,
+                RestConnection,
             )
         except ImportError as error:
             text = f'rest: {error.name} is not installed: pip install "isthmus[rest]"'
             raise SpecError(text) from error
         self._waiting = WaitingCalls(MAX_WAITING_CONNECTIONS, IDLE_SECONDS)
-        self._application = Application(inference, active_calls, None if pages is None else Pages(pages))
+        self._application = RestApplication(inference, active_calls, None if pages is None else Pages(pages))
         self._sweep_seconds = SWEEP_SECONDS
         config = uvicorn.Config(
             self._application,  # type: ignore[arg-type, unused-ignore]
-            http=partial(Connection, self._waiting, inference.core.pace),  # type: ignore[arg-type, unused-ignore]
+            http=partial(RestConnection, self._waiting, inference.core.pace),  # type: ignore[arg-type, unused-ignore]
             loop="asyncio",
             ws="none",
             lifespan="off",

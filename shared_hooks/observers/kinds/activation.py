@@ -215,7 +215,7 @@ class Custom(Observer):
         self.copy = copy
         self.timeout = timeout
         self.switched_off = False
-        self._worker = Worker()
+        self._worker = FunctionThread()
 
     def observe(self, call: ObservedCall, name: str, step: int) -> Seen | None:
         if self.switched_off:
@@ -241,7 +241,7 @@ class Blocked(Exception):
     """A function did not return in time."""
 
 
-class Worker:
+class FunctionThread:
     """A thread that runs one function at a time, with a timeout."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_server.access import Credentials, Register, hash_of
+from cloud_server.access import CallCredentials, Register, hash_of
 from shared_hooks.errors import NotAuthenticated
 
 
@@ -15,7 +15,7 @@ def test_a_file_that_is_being_written_sends_nobody_away(tmp_path: Path, monkeypa
     """Whoever rewrites it in place makes it empty first, and so a valid file without anybody."""
     path, now = tmp_path / "identities.toml", 1_800_000_000.0
     path.write_text(f'[[tokens]]\nidentity = "alice"\nsha256 = "{hash_of("word").hex()}"\n')
-    shown = Credentials(hash_of("word"), ())
+    shown = CallCredentials(hash_of("word"), ())
     register = Register(path)
     path.write_text("")
     os.utime(path, (now, now))

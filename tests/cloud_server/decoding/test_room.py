@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from cloud_server import Limits
-from cloud_server.decoding import Sessions, Step
+from cloud_server.decoding import Sessions, SessionStep
 from cloud_server.models import Computed
 from shared_hooks.errors import IsthmusError, ServerUnavailable, SessionLost, TooLarge
 from shared_hooks.sharing import Owner
@@ -64,7 +64,7 @@ class Desk:
         self.engine, self.sessions = Engine(), Sessions(limits)
 
     def step(self, owner: Owner, session: int, number: int, nbytes: int = 0, fork: tuple[int, int] = (0, 0)) -> None:
-        step = Step(session, number, "cut", *fork, close=False)
+        step = SessionStep(session, number, "cut", *fork, close=False)
         self.sessions.run(self.engine, owner, step, str(nbytes).encode(), memoryview(b""))  # type: ignore[arg-type]
 
     def why(self, owner: Owner, session: int, number: int) -> str:
@@ -178,7 +178,7 @@ def test_nothing_is_left_of_many() -> None:
         for number in range(1, 10):
             desk.step(A, session, number, 10)
         if session % 2:
-            desk.sessions.run(desk.engine, A, Step(session, 0, "cut", 0, 0, close=True), b"", memoryview(b""))  # type: ignore[arg-type]
+            desk.sessions.run(desk.engine, A, SessionStep(session, 0, "cut", 0, 0, close=True), b"", memoryview(b""))  # type: ignore[arg-type]
     assert desk.sessions.steps == 10_000 and len(desk.sessions) == Held.open == 256  # of one account
     assert desk.sessions.nbytes == 256 * 100
     desk.sessions.close()

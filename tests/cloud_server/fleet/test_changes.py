@@ -112,9 +112,9 @@ def test_what_is_under_way_is_answered_and_then_the_weights_go(tmp_path: Path) -
 def test_parked_requests_leave_or_go_on() -> None:
     """Who waits for weights holds no worker, and may leave."""
     from cloud_server.config import ModelEntry
-    from cloud_server.fleet.version import Loaded, Version
+    from cloud_server.fleet.version import ModelInMemory, Version
 
-    loaded = Loaded(ModelEntry(load_spec("digits")), FakeEngine())
+    loaded = ModelInMemory(ModelEntry(load_spec("digits")), FakeEngine())
     asked: list[str] = []
     version = Version(loaded, wanted=lambda _, account: asked.append(account))
     assert version.leave("it gave way") and not version.is_resident

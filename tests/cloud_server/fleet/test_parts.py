@@ -22,7 +22,7 @@ from cloud_server.config import AUTO, ModelEntry, NextServer, ServerConfig, conf
 from cloud_server.fleet import Fleet, ThisProcess, hosts
 from cloud_server.fleet.on_devices import Parted
 from cloud_server.models import Engine, ServedModel
-from cloud_server.models.engine import End
+from cloud_server.models.engine import PartEnd
 from cloud_server.transport import CloudServer
 from edge_client import EdgeClient
 from edge_client.generation import SplitGenerator
@@ -300,7 +300,7 @@ def test_parts_must_be_of_one_model_and_follow_each_other(specs: tuple[ModelSpec
     early = WrappedModel(specs[0].load_model()).head("one", image(4))
     parcel = early.pack()
     payload = memoryview(bytearray().join(parcel.buffers))
-    part = engine.compute(early.crossing, parcel.header, payload, False, End("relu"))
+    part = engine.compute(early.crossing, parcel.header, payload, False, PartEnd("relu"))
     assert part.cut is not None and [one.cut for one in part.reply.parts] == ["two"], "up to a later cut, beyond a part"
 
 

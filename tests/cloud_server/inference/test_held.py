@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_server.inference import Held
+from cloud_server.inference import HeldBytes
 from shared_hooks.errors import ServerUnavailable, TooLarge
 from shared_hooks.sharing import Owner
 
 
 def test_who_holds_the_most_gives_way() -> None:
-    held, gone = Held(100), []
+    held, gone = HeldBytes(100), []
     alice, bob = Owner("alice", "1"), Owner("bob", "1")
     with (
         held.hold(alice, lambda: gone.append("first")) as first,

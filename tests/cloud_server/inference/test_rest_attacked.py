@@ -23,7 +23,7 @@ import torch
 
 from cloud_server.access import Tls, hash_of, new_token
 from cloud_server.access import entry as identity
-from cloud_server.inference import Named, Result
+from cloud_server.inference import InferenceResult, NamedElements
 from cloud_server.inference.sending import AT_ONCE
 from cloud_server.limits import MIB, Limits
 from cloud_server.transport import CloudServer, active_calls, authentication
@@ -50,9 +50,11 @@ class TestAnswers:
     def test_in_pieces(self) -> None:
         """Each is one call that no other thread can interrupt."""
         values = np.arange(2 * AT_ONCE + 1, dtype="<f4") / 3
-        one = Named("x", "FP32", values.shape, memoryview(values.tobytes()))
-        none = Named("y", "INT8", (0,), memoryview(b""))
-        head, behind = messages.answer(Result("m", "1", "id", (one, none), {"a": 1}), messages.Wanted(False, {}))
+        one = NamedElements("x", "FP32", values.shape, memoryview(values.tobytes()))
+        none = NamedElements("y", "INT8", (0,), memoryview(b""))
+        head, behind = messages.answer(
+            InferenceResult("m", "1", "id", (one, none), {"a": 1}), messages.WantedOutputs(False, {})
+        )
         found = json.loads(b"".join(head))
         assert found["outputs"][0]["data"] == values.tolist() and found["outputs"][1]["data"] == [] and not behind
         assert (found["id"], found["parameters"]) == ("id", {"a": 1})

@@ -159,7 +159,7 @@ def test_what_takes_long_to_parse_lets_others_have_their_turn(
 ) -> None:
     parsed: list[int] = []
     turns: list[list[int]] = []
-    data_received, read = connections.H11Protocol.data_received, connections.Connection._read
+    data_received, read = connections.H11Protocol.data_received, connections.RestConnection._read
 
     def parsing(self: Any, data: bytes) -> None:
         parsed.append(len(data))
@@ -172,7 +172,7 @@ def test_what_takes_long_to_parse_lets_others_have_their_turn(
 
     monkeypatch.setattr(connections, "TURN_SECONDS", 0.0)  # everything takes long
     monkeypatch.setattr(connections.H11Protocol, "data_received", parsing)
-    monkeypatch.setattr(connections.Connection, "_read", turn)
+    monkeypatch.setattr(connections.RestConnection, "_read", turn)
     body = GOOD + b" " * 100_000
     assert ask(server, INFER, body)[0] == 200
     assert max(map(len, turns)) == 1 and max(map(sum, turns)) == connections.LEAST_BYTES

@@ -13,7 +13,7 @@ from safetensors.torch import save_model
 from cloud_server.arguments import parser
 from cloud_server.config import ModelEntry, NextServer, configure, read_config
 from cloud_server.models import ServedModel
-from cloud_server.models.engine import End
+from cloud_server.models.engine import PartEnd
 from edge_client import EdgeClient, ModelChoice
 from edge_client.generation import SplitGenerator
 from shared_hooks import WrappedModel
@@ -121,7 +121,7 @@ def test_weights_that_learning_of_batches_reads_are_given_back(tmp_path: Path) -
     wrapped = WrappedModel(spec.load_model())
     crossing = wrapped.head("stem", torch.randn(1, 3, 8, 8)).crossing
     assert resident(file) == 0
-    assert served.batching.learn(crossing, End("two")) and served.batching.batch_key(crossing, End("two"))
+    assert served.batching.learn(crossing, PartEnd("two")) and served.batching.batch_key(crossing, PartEnd("two"))
     assert resident(file) == 0
     assert served.only is not None
     served.only.model(torch.randn(1, 3, 8, 8))

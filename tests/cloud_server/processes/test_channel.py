@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cloud_server.processes import worker_process
-from cloud_server.processes.channel import MAX_BYTES, Channel, Lost, SharedMemory, Task
+from cloud_server.processes.channel import MAX_BYTES, Lost, ProcessChannel, RequestTask, SharedMemory
 from cloud_server.processes.pooled_model import Crashes
 from cloud_server.processes.worker_process import WorkerProcess
 from protos.isthmus.v1 import split_pb2
@@ -17,20 +17,20 @@ from shared_hooks.errors import QuotaExceeded
 from shared_hooks.lifecycle import About
 from tests.cloud_server.fakes import make_crossing
 
-Pair = tuple[Channel, socket.socket]
+Pair = tuple[ProcessChannel, socket.socket]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     ours, theirs = socket.socketpair()
-    channel = Channel(ours)
+    channel = ProcessChannel(ours)
     yield channel, theirs
     channel.close()
     theirs.close()
 
 
 def test_messages_arrive_whole() -> None:
-    ours, theirs = map(Channel, socket.socketpair())
+    ours, theirs = map(ProcessChannel, socket.socketpair())
     big = bytes(range(256)) * 300
     for head, parts in (({"a": 1}, ()), ({"text": "\ud800 ü"}, (b"", big)), ({}, (b"x",) * 7)):
         ours.send(head, *parts)
@@ -116,7 +116,7 @@ def test_a_worker_that_lies_is_lost(monkeypatch: pytest.MonkeyPatch, says: list[
     worker = WorkerProcess(1, [], memory)
     try:
         payload = memory.allocate(100)
-        task = Task("m", About(1, 0), "a", make_crossing(100), "", b"", payload, False, ())
+        task = RequestTask("m", About(1, 0), "a", make_crossing(100), "", b"", payload, False, ())
         with pytest.raises(Lost):
             worker.run(task, 60)
     finally:

@@ -8,8 +8,8 @@ from typing import Any
 
 from cloud_server.config import ServerConfig
 from cloud_server.limits import Limits
-from cloud_server.processes.channel import Task
-from cloud_server.processes.worker import Worker
+from cloud_server.processes.channel import RequestTask
+from cloud_server.processes.worker import WorkerLoop
 from shared_hooks.crossing import decoded_bytes
 from shared_hooks.lifecycle import About
 from tests.cloud_server.fakes import make_crossing
@@ -17,7 +17,7 @@ from tests.cloud_server.fakes import make_crossing
 
 def test_a_worker_knows_on_whom_its_log_lines_count() -> None:
     about = About(1, 2, None, "model", "client", "alice", "identity alice")
-    task = Task("model", about, about.account, None, ".png", b"", memoryview(b""), False, ())
+    task = RequestTask("model", about, about.account, None, ".png", b"", memoryview(b""), False, ())
     assert About(*json.loads(json.dumps(task.head()))["about"]) == about
 
 
@@ -46,7 +46,7 @@ def test_cuts_that_a_worker_keeps_count_as_what_they_become() -> None:
     size = decoded_bytes(cuts.made[0])
     limits = dataclasses.replace(Limits(), max_cuts_bytes=5 * size + size // 2)
     config = ServerConfig(limits=limits)
-    worker = Worker(config, {}, cuts, cuts, 0)  # type: ignore[arg-type]
+    worker = WorkerLoop(config, {}, cuts, cuts, 0)  # type: ignore[arg-type]
     for cuts.wanted in [*range(20), 19, 18, 17, 16, 15, 14]:
         assert worker._crossing(str(cuts.wanted)).layer_name == f"layer{cuts.wanted}"
     assert cuts.asked == [*range(20), 14], "five fit, and the sixth is asked for again"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cloud_server.scheduling import BatchLimits, FairQueue, Payer, Result, Scheduler, Task, Workers, scheduler
+from cloud_server.scheduling import BatchLimits, FairQueue, Payer, Scheduler, Task, TaskResult, Workers, scheduler
 from tests.waiting import PATIENCE, eventually
 
 KIN = "a model and a cut"
@@ -116,10 +116,10 @@ class Crowd:
         self._done.release()
         return True
 
-    def _execute(self, tasks: Sequence[Task]) -> list[Result]:
+    def _execute(self, tasks: Sequence[Task]) -> list[TaskResult]:
         if len(tasks) > 1:
             self.groups.append(len(tasks))
-        return [Result(task.work()) for task in tasks]
+        return [TaskResult(task.work()) for task in tasks]
 
     def wait(self, number: int) -> None:
         for _ in range(number):
@@ -216,7 +216,7 @@ def test_one_that_a_batch_would_be_too_late_for_goes_first_and_alone() -> None:
     for _ in range(3):
         for name in "abc":
             scheduler.add(Task(name, Payer(name)))
-            scheduler.finish(scheduler.next_batch(), [Result(True)], 2.0)
+            scheduler.finish(scheduler.next_batch(), [TaskResult(True)], 2.0)
     for name, left in (("a", 10.0), ("b", 5.0), ("c", None)):
         scheduler.add(Task(name, Payer(name), KIN, seconds_left=None if left is None else lambda left=left: left))  # type: ignore[misc]
     assert [[task.work for task in scheduler.next_batch()] for _ in range(2)] == [["b"], ["a", "c"]]
@@ -231,7 +231,7 @@ def test_who_spoilt_a_batch_goes_alone_and_with_a_second_client_its_account() ->
         found = []
         while len(scheduler):
             tasks = scheduler.next_batch()
-            scheduler.finish(tasks, [Result(False)] * len(tasks), 0.0)
+            scheduler.finish(tasks, [TaskResult(False)] * len(tasks), 0.0)
             found.append(len(tasks))
         return sorted(found)
 

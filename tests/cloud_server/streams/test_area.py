@@ -12,7 +12,7 @@ import pytest
 from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.processes.channel import SharedMemory
-from cloud_server.streams.session import Area
+from cloud_server.streams.session import ReceiveArea
 from protos.frames import HeadedRequest
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame
@@ -39,7 +39,7 @@ def reported(file: int, **changes: object) -> split_pb2.Area:
 
 @pytest.mark.parametrize("peer", [HERE, "ipv6:[::1]:7", "unix:"])
 def test_what_lies_there_is_read(file: int, peer: str) -> None:
-    area = Area.opened(reported(file), peer)
+    area = ReceiveArea.opened(reported(file), peer)
     assert area is not None
     os.pwrite(file, b"hello", 4096)
     into = bytearray(5)
@@ -53,12 +53,12 @@ def test_what_lies_there_is_read(file: int, peer: str) -> None:
     [{"nonce": NONCE[::-1]}, {"nonce": b""}, {"nbytes": 0}, {"nbytes": 1 << 63}, {"fd": 1 << 30}, {"pid": 1 << 31}],
 )
 def test_what_is_not_as_told_is_not_used(file: int, changes: dict[str, object]) -> None:
-    assert Area.opened(reported(file, **changes), HERE) is None
+    assert ReceiveArea.opened(reported(file, **changes), HERE) is None
 
 
 @pytest.mark.parametrize("peer", ["ipv4:10.0.0.1:5", "ipv6:[fe80::1]:7", "", "unknown"])
 def test_nobody_elsewhere_is_believed(file: int, peer: str) -> None:
-    assert Area.opened(reported(file), peer) is None
+    assert ReceiveArea.opened(reported(file), peer) is None
 
 
 def test_only_memory_is_opened(tmp_path: Path) -> None:
@@ -68,18 +68,18 @@ def test_only_memory_is_opened(tmp_path: Path) -> None:
     other = os.memfd_create("isthmus")
     os.write(other, NONCE + bytes(NBYTES))
     for one in (plain, reader, writer, other):
-        assert Area.opened(reported(one), HERE) is None
+        assert ReceiveArea.opened(reported(one), HERE) is None
         os.close(one)
 
 
 def test_the_servers_own_memory_is_no_clients() -> None:
     memory = SharedMemory(NBYTES)  # it begins with zeros, which anybody may say
-    assert Area.opened(reported(memory.fd, nonce=bytes(len(NONCE))), HERE) is None
+    assert ReceiveArea.opened(reported(memory.fd, nonce=bytes(len(NONCE))), HERE) is None
     memory.close()
 
 
 def test_it_may_be_smaller_than_told(file: int) -> None:
-    area = Area.opened(reported(file), HERE)
+    area = ReceiveArea.opened(reported(file), HERE)
     assert area is not None
     for offset, nbytes in ((NBYTES - 4, 5), (1 << 63, 1)):
         with pytest.raises(BadFrame, match="of an area of"):

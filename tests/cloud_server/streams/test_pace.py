@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_server.streams.probe import BURST_SECONDS, KEPT, MOST_SECONDS, PRESENT_SECONDS, Pace
+from cloud_server.streams.probe import BURST_SECONDS, KEPT, MOST_SECONDS, PRESENT_SECONDS, AccountPace
 
 
 class Clock:
@@ -20,7 +20,7 @@ def clock() -> Clock:
 
 
 def test_who_costs_more_than_his_share_waits_and_others_do_not(clock: Clock) -> None:
-    pace = Pace(0.25, clock)
+    pace = AccountPace(0.25, clock)
     pace.spent("honest", 0.001)
     pace.spent("hostile", BURST_SECONDS)
     assert pace.wait("hostile") == 0
@@ -34,7 +34,7 @@ def test_who_costs_more_than_his_share_waits_and_others_do_not(clock: Clock) -> 
 
 
 def test_who_is_alone_waits_for_nothing_and_owes_nothing_later(clock: Clock) -> None:
-    pace = Pace(0.25, clock)
+    pace = AccountPace(0.25, clock)
     for _ in range(100):
         pace.spent("one", 1.0)
         assert pace.wait("one") == 0
@@ -49,14 +49,14 @@ def test_who_is_alone_waits_for_nothing_and_owes_nothing_later(clock: Clock) -> 
 
 
 def test_accounts_are_forgotten(clock: Clock) -> None:
-    pace = Pace(0.25, clock)
+    pace = AccountPace(0.25, clock)
     for number in range(3 * KEPT):
         pace.spent(f"{number}", 0.1)
     assert len(pace._owed) == KEPT
 
 
 def test_an_account_has_one_turn_on_all_its_streams() -> None:
-    pace = Pace(0.25)
+    pace = AccountPace(0.25)
     turn = pace.turn("one")
     assert pace.turn("one") is turn and pace.turn("other") is not turn
     with turn, pace.turn("other"):

@@ -13,7 +13,7 @@ from cloud_server.core import Core
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.limits import Limits
 from cloud_server.models import Computed
-from cloud_server.telemetry import BUCKETS, MAX_IDENTITIES, Histogram, RequestCounts, ServerState, bound
+from cloud_server.telemetry import BUCKETS, MAX_IDENTITIES, RequestCounts, ScaledHistogram, ServerState, bound
 from shared_hooks import ForwardMetrics
 from shared_hooks.errors import IsthmusError, QuotaExceeded, ServerUnavailable
 from shared_hooks.lifecycle import About, Lifecycle, Stage
@@ -140,7 +140,7 @@ def test_how_many_requests_were_computed_as_one() -> None:
 
 
 def test_buckets_hold_what_is_at_most_their_bound() -> None:
-    histogram = Histogram()
+    histogram = ScaledHistogram()
     for seconds in (0.0, BUCKETS[0], 2 * BUCKETS[0], 100.0, 101.0):
         histogram.add(round(seconds * 1e9))
     found = dict(histogram.buckets())

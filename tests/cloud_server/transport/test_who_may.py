@@ -250,9 +250,9 @@ class TestTokens:
         path = tmp_path / "identities.toml"
         path.write_text(TOKENS)
         register = Register(path)
-        register.check(access.Credentials(hash_of(ALICE)))
+        register.check(access.CallCredentials(hash_of(ALICE)))
         with pytest.raises(NotAuthenticated):
-            register.check(access.Credentials(hash_of("")))
+            register.check(access.CallCredentials(hash_of("")))
         assert compared == 2 * [hash_of(ALICE), hash_of(BOB)]
 
     def test_health_is_for_everybody_but_watching_it(self, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from edge_client.__main__ import main
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.beginning import _connector
 from edge_client.adaptive.client import Flight, Hedge
-from edge_client.adaptive.controller import Choice
+from edge_client.adaptive.controller import ChosenWay
 from edge_client.adaptive.monitor import Decisions
 from edge_client.call import Call
 from edge_client.model_choice import ModelChoice
@@ -28,7 +28,7 @@ from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate
 from edge_client.process import local_server
 from edge_client.request import Done
-from edge_client.survey import Wanted
+from edge_client.survey import SurveySources
 from edge_client.transport.times import Stamps
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import Cancelled, DeadlineExceeded, ModelFailed, SpecError
@@ -57,10 +57,10 @@ class CallReports:
         self.heard: list[str] = []
         self.links: list[Any] = []
 
-    def choose(self, now: int) -> Choice:
+    def choose(self, now: int) -> ChosenWay:
         name = self.name if self.there else "edge-only"
         stages = {"edge": 1e6, "network": self.network_ms * 1e6}
-        return Choice(Candidate(name, None, stages, 0, 0, NOTHING, NOTHING), False, "told", {"predicted_ms": 1.0})
+        return ChosenWay(Candidate(name, None, stages, 0, 0, NOTHING, NOTHING), False, "told", {"predicted_ms": 1.0})
 
     link = Link(Curve.line(1e6, 1e9), Curve.line(0.0, 1e9))
 
@@ -272,7 +272,7 @@ def test_what_is_fetched_at_first_is_left_when_it_is_told_to_stop(stage: str, mo
         raise Cancelled("stopped")
 
     with pytest.raises(Cancelled, match="stopped"):
-        _connector(loaded, Wanted(server="127.0.0.1:1"), profile)(check)
+        _connector(loaded, SurveySources(server="127.0.0.1:1"), profile)(check)
 
 
 def test_a_deadline_holds_where_nothing_runs_here() -> None:

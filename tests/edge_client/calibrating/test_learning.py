@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from edge_client import EdgeClient, calibrate
-from edge_client.calibrating.inputs import Tally
-from edge_client.calibrating.outputs import Row
+from edge_client.calibrating.inputs import LossTally
+from edge_client.calibrating.outputs import ComparedRow
 from edge_client.calibrating.study import MOST, STEPS, coarsest, set_apart
 from edge_client.planning import codecs
 from edge_client.tasks.calibrate import Calibrated
@@ -53,9 +53,9 @@ def test_nothing_is_learnt_where_that_is_wanted() -> None:
 
 
 def test_after_a_step_that_loses_too_much_no_coarser_one_is_kept() -> None:
-    def tally(step: float, losses: list[float]) -> Tally:
-        made = Tally("basis", False, False, 0.95, step)
-        made.take([Row(loss) for loss in losses])
+    def tally(step: float, losses: list[float]) -> LossTally:
+        made = LossTally("basis", False, False, 0.95, step)
+        made.take([ComparedRow(loss) for loss in losses])
         return made
 
     fine, middle, coarse = tally(0.25, [0.0] * 20), tally(0.5, [0.5] * 20), tally(1.0, [0.0] * 20)

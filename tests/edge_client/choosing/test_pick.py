@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.choosing.chooser import AGAIN, RAW, SOON, Belief, Cost, Kind, Speeds, pick, total
+from edge_client.choosing.chooser import AGAIN, RAW, SOON, Belief, Cost, Speeds, TensorKind, pick, total
 from edge_client.planning.link import Curve, Link
 
 COSTS = st.builds(Cost, st.floats(0, 1e7), st.floats(1, 1e6), st.floats(0, 1e7))
@@ -43,8 +43,8 @@ def test_each_tensor_has_its_own() -> None:
 
 
 def test_what_is_measured_of_one_size_holds_for_its_class_and_ratios_for_their_place() -> None:
-    speeds, kind = Speeds(), Kind.of("float32", 100_000)
-    assert kind == Kind.of("float32", 200_000) != Kind.of("float32", 1000)
+    speeds, kind = Speeds(), TensorKind.of("float32", 100_000)
+    assert kind == TensorKind.of("float32", 200_000) != TensorKind.of("float32", 1000)
     speeds.encoded("lz4", ("conv", 0), kind, 100_000, 50_000, 1e6)
     speeds.decoded("lz4", kind, 100_000, 4e5)
     assert speeds.cost("lz4", ("conv", 0), kind, 200_000) == pytest.approx(Cost(2e6, 100_000, 8e5))

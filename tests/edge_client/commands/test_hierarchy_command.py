@@ -53,7 +53,7 @@ def test_files_are_written_and_checked(capsys: Captured, tmp_path: Path, monkeyp
     assert all(check["ok"] for check in made["checks"]) and len(made["checks"]) == 16
     side = json.loads((tmp_path / "tail.onnx.json").read_text())
     assert side["half"] == "tail" and side["inputs"] == ["relu_4", "conv2d_6"] and side["late_inputs"] == []
-    wrong = onnx_halves.Check("runs, as torch", False, "planted")
+    wrong = onnx_halves.HalvesCheck("runs, as torch", False, "planted")
     monkeypatch.setattr(onnx_halves, "check_run", lambda *_: wrong)
     assert main(["hierarchy", "--model", str(small), "--onnx", whole, "--validate"]) == 1
     assert "WRONG  d.onnx: runs, as torch: planted" in capsys.readouterr().out

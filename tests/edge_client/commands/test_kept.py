@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from edge_client.__main__ import main
-from edge_client.commands.run_files import Kept
+from edge_client.commands.run_files import KeptFiles
 from shared_hooks.errors import SpecError
 from shared_hooks.models import InputItem, load_spec
 from tests.edge_client.commands.test_commands import Captured
@@ -25,7 +25,7 @@ Pair = namedtuple("Pair", "small large")
 def test_small_tensors_are_read_and_large_ones_are_kept_bit_for_bit(tmp_path: Path) -> None:
     large, odd = torch.randn(10, 10, dtype=torch.bfloat16), torch.tensor([float("nan"), 1.0])
     output = {"pair": Pair(torch.tensor([[0.1, 2.0]]), large.t()), "list": [odd, None, "word"], "z": torch.ones(1) * 1j}
-    kept = Kept(str(tmp_path / "new" / "folder"), load_spec("digits"))
+    kept = KeptFiles(str(tmp_path / "new" / "folder"), load_spec("digits"))
     kept.write(7, InputItem(Path("some/a b.png")), output, [])
     reported = json.loads((kept.folder / "0007_a_b.png.json").read_text())
     assert reported["output"]["pair"]["small"]["values"] == torch.tensor([[0.1, 2.0]]).tolist()
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_disk_that_fills_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept(str(tmp_path), load_spec("digits"))
+    kept = KeptFiles(str(tmp_path), load_spec("digits"))
     shutil.rmtree(tmp_path)
     kept.write(1, InputItem(Path("a.png")), torch.ones(2), [])
     with pytest.raises(SpecError, match="cannot be written"):
@@ -75,7 +75,7 @@ boxes = "boxes"
 """
     )
     Image.new("RGB", (400, 100), "white").save(tmp_path / "photo.png")
-    kept = Kept(str(tmp_path / "out"), load_spec(tmp_path / "net.toml"))
+    kept = KeptFiles(str(tmp_path / "out"), load_spec(tmp_path / "net.toml"))
     kept.write(1, InputItem(tmp_path / "photo.png"), {"boxes": torch.tensor([[5.0, 5.0, 30.0, 15.0]])}, [])
     kept.write(2, InputItem(tmp_path / "photo.png"), {"boxed": 1}, [])
     with Image.open(tmp_path / "out" / "0001_photo.png.drawn.png") as drawn:

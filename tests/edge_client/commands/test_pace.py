@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from edge_client.commands.feed import Pace
+from edge_client.commands.feed import RunRate
 from edge_client.screen import number
 
 
-def paced(*latencies_ms: int, in_flight: int = 1, warmup: int = 0) -> Pace:
+def paced(*latencies_ms: int, in_flight: int = 1, warmup: int = 0) -> RunRate:
     """One answer a tenth of a second, from 10 s on."""
     times = iter([*([9.0, 9.9] if warmup else []), *(10 + 0.1 * at for at in range(len(latencies_ms)))])
-    pace = Pace(in_flight, warmup, clock=lambda: next(times))
+    pace = RunRate(in_flight, warmup, clock=lambda: next(times))
     pace.start()
     for latency in latencies_ms:
         pace.add(latency * 1_000_000)

@@ -11,7 +11,7 @@ import pytest
 
 from edge_client.__main__ import main
 from edge_client.commands import report as reporting
-from edge_client.commands.report import Outcome
+from edge_client.commands.report import InputOutcome
 from shared_hooks.models import FrameId, load_spec
 from tests.edge_client import fake_server as fake
 from tests.edge_client.commands.test_commands import Captured, complaint
@@ -130,9 +130,9 @@ def test_ctrl_c_tells_what_was_answered(tmp_path: Path) -> None:
 def test_a_report_of_frames_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "KEPT", 4)
     tally: Any = type("Tally", (), {"summary": lambda self: "cam", "as_dict": lambda self: {}})()
-    report = reporting.Report("m", None, "edge-only", "raw", "cpu", tally=tally)
+    report = reporting.RunReport("m", None, "edge-only", "raw", "cpu", tally=tally)
     for index in range(10):
-        report.add(Outcome(FrameId("cam", index), error=ValueError("no")))
+        report.add(InputOutcome(FrameId("cam", index), error=ValueError("no")))
     report.finish()
     known = report.as_dict()
     assert [one["file"] for one in known["inputs"]] == [f"cam#{index}" for index in range(6, 10)]

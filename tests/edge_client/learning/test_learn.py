@@ -13,7 +13,7 @@ import torch
 from edge_client import EdgeClient, learn, local_server
 from edge_client.__main__ import main
 from edge_client.learning.examples import examples_of
-from edge_client.learning.training import Terms, Trainer, ladder, parted
+from edge_client.learning.training import Trainer, TrainingTerms, ladder, parted
 from edge_client.model_choice import ModelChoice
 from edge_client.tasks.learn import FILE, Learned
 from edge_client.tasks.subject import subject_of
@@ -132,14 +132,14 @@ def test_several_pieces_and_batches_are_trained_together() -> None:
         designs = ladder(examples)
         assert [sum(one is not None for one in rung) for rung in designs] == [len(examples.pieces)] * len(designs)
         learn_, choose, _ = parted(len(examples))
-        trainer = Trainer(examples, designs[-1], Terms(8))
+        trainer = Trainer(examples, designs[-1], TrainingTerms(8))
         first = trainer.run(learn_, choose)
         assert first.history[-1] < first.history[0], "it learns"
         assert all(torch.equal(one, other) for one, other in zip(whole, model.parameters(), strict=True))
         assert all(one.requires_grad for one in model.parameters()) and all(
             one.grad is None for one in model.parameters()
         )
-        again = Trainer(examples, designs[-1], Terms(8)).run(learn_, choose)
+        again = Trainer(examples, designs[-1], TrainingTerms(8)).run(learn_, choose)
         assert again.history == first.history, "the same seed, the same encoder"
 
 
@@ -160,7 +160,7 @@ def test_a_model_of_one_input_at_a_time_is_trained_one_by_one() -> None:
     with loaded.wrapped:
         examples = examples_of(loaded, "first", items)
         assert examples.batch == 1
-        made = Trainer(examples, ladder(examples)[0], Terms(2)).run(*parted(45)[:2])
+        made = Trainer(examples, ladder(examples)[0], TrainingTerms(2)).run(*parted(45)[:2])
         assert made.epochs == 2 and made.pieces[0] is not None
 
 
@@ -182,7 +182,7 @@ def test_where_outputs_have_no_common_shape_the_pieces_themselves_are_kept(tmp_p
     with loaded.wrapped:
         examples = examples_of(loaded, "first", items)
         assert examples.outputs == () and examples.batch > 1
-        made = Trainer(examples, ladder(examples)[-1], Terms(20)).run(*parted(len(examples))[:2])
+        made = Trainer(examples, ladder(examples)[-1], TrainingTerms(20)).run(*parted(len(examples))[:2])
         assert made.history[-1] < 0.9 * made.history[0]
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from edge_client import LightClient, export, local_server
-from edge_client.light_codecs import Learned as LightLearned
+from edge_client.light_codecs import LearnedCodec as LightLearned
 from edge_client.model_choice import ModelChoice
 from shared_hooks.codecs import Grain
-from shared_hooks.codecs.learned import Bottleneck, Design, Learned, LearnedFile, Piece, SymbolCoder
+from shared_hooks.codecs.learned import Bottleneck, Design, LearnedCodec, LearnedFile, Piece, SymbolCoder
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
 
@@ -36,7 +36,7 @@ DESIGNS = [
 def test_the_same_symbols(design: Design, shape: tuple[int, ...], tmp_path: Path) -> None:
     made = LearnedFile("net", "w" * 64, "conv", (None, piece(design)), {"seed": 1})
     made.write(tmp_path / "codec.safetensors")
-    ours, theirs = LightLearned(tmp_path / "codec.safetensors"), Learned(made, "a test's")
+    ours, theirs = LightLearned(tmp_path / "codec.safetensors"), LearnedCodec(made, "a test's")
     assert ours.name == theirs.name and ours.cut == "conv"
     dice = torch.Generator().manual_seed(0)
     alike = 0

@@ -14,10 +14,10 @@ import torch
 from edge_client.__main__ import main
 from edge_client.adaptive.monitor import Decisions
 from edge_client.live import Dashboard
-from edge_client.live.dashboard import Machine, _power
+from edge_client.live.dashboard import MachineFigures, _power
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading, Track
-from shared_hooks.metrics.sampler import Words
+from shared_hooks.metrics.sampler import SeriesNotes
 from tests.edge_client.live import lag
 from tests.edge_client.live.pages import reported
 from tests.waiting import eventually
@@ -103,7 +103,7 @@ def test_what_was_decided_before_somebody_listened_is_not_lost() -> None:
 
 
 def test_this_machine_is_looked_at_without_waiting() -> None:
-    found = Machine().look()
+    found = MachineFigures().look()
     assert set(found) == {"at", "cpu", "gpu", "memory", "process", "power"} and found["gpu"] is None
     assert found["power"][1] in ("measured", "estimated", "unavailable") and (found["power"][0] is None) == (
         found["power"][1] == "unavailable"
@@ -127,7 +127,7 @@ def test_the_command_runs_rounds_and_a_server_that_is_gone_ends_nothing(
 def test_watts_are_what_the_energy_grew_by_over_the_time() -> None:
     second = 1_000_000_000
     times, joules = [n * second // 10 for n in range(21)], [0.5 * n for n in range(21)]
-    counter = Track(Words.of("a meter", second // 10), second // 10, times, joules)
+    counter = Track(SeriesNotes.of("a meter", second // 10), second // 10, times, joules)
     found = _power(counter, second // 2, 3 * second // 2)
     assert (found.value, found.status) == (pytest.approx(5.0), "measured")
     assert _power(counter, 100 * second, 101 * second).status == "unavailable"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import edge_client
-from edge_client.planning.mincut import INPUTS, Best, Graph, Node, Tensor
+from edge_client.planning.mincut import INPUTS, Best, CutGraph, CutNode, CutTensor
 from edge_client.planning.page import drawn, render
 from edge_client.tasks.plan import Planned
 from shared_hooks.models import load_spec
@@ -58,9 +58,11 @@ def test_without_a_graph_there_are_the_ways(opened: Any, plan: Planned) -> None:
 
 
 def test_blocks_of_one_side_are_drawn_as_one_and_what_crosses_is_summed() -> None:
-    nodes = [Node(f"stage.{at // 10}.layer{at % 10}", 10.0, 1.0, needs={at - 1} if at else set()) for at in range(60)]
-    tensors = [Tensor(1.0, {at - 1 if at else INPUTS}, {at}, nbytes=100) for at in range(60)]
-    best = Best(("stage.2",), 1.0, 100, (), graph=Graph(nodes, tensors), own=frozenset(range(25)))
+    nodes = [
+        CutNode(f"stage.{at // 10}.layer{at % 10}", 10.0, 1.0, needs={at - 1} if at else set()) for at in range(60)
+    ]
+    tensors = [CutTensor(1.0, {at - 1 if at else INPUTS}, {at}, nbytes=100) for at in range(60)]
+    best = Best(("stage.2",), 1.0, 100, (), graph=CutGraph(nodes, tensors), own=frozenset(range(25)))
     found = drawn(best)
     assert [(one["name"], one["edge"], one["count"]) for one in found["nodes"]] == [
         ("input", True, 0), ("stage.0", True, 10), ("stage.1", True, 10), ("stage.2", True, 5), ("stage.2", False, 5),

@@ -10,25 +10,25 @@ import pytest
 import torch
 
 from edge_client.planning.link import Curve, Link
-from edge_client.planning.mincut import INPUTS, Best, Graph, Node, Tensor, _Builder, best_set, names_of
+from edge_client.planning.mincut import INPUTS, Best, CutGraph, CutNode, CutTensor, _Builder, best_set, names_of
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
 from shared_hooks.tensors import tensors_in
 from tests.zoo.branching import MODELS, made
 
 
-def drawn(seed: int) -> Graph:
+def drawn(seed: int) -> CutGraph:
     """A random graph of at most nine nodes."""
     dice = random.Random(seed)
     count = dice.randint(1, 9)
-    nodes, tensors = [], [Tensor(dice.choice([0.0, 1.0, 20.0, 300.0]), {INPUTS})]
+    nodes, tensors = [], [CutTensor(dice.choice([0.0, 1.0, 20.0, 300.0]), {INPUTS})]
     for number in range(count):
-        nodes.append(Node(f"n{number}", dice.randint(0, 100), dice.randint(0, 100)))
+        nodes.append(CutNode(f"n{number}", dice.randint(0, 100), dice.randint(0, 100)))
         if number and dice.random() < 0.15:
             nodes[number].after.add(dice.randrange(number))
         if not number or dice.random() < 0.3:
             tensors[0].read.add(number)
-        tensors.append(Tensor(dice.choice([0.0, 1.0, 20.0, 300.0]), {number}))
+        tensors.append(CutTensor(dice.choice([0.0, 1.0, 20.0, 300.0]), {number}))
         if number and dice.random() < 0.1:  # it writes to what another has made
             tensors[dice.randrange(1, number + 1)].made.add(number)
     for at in range(1, count + 1):
@@ -38,10 +38,10 @@ def drawn(seed: int) -> Graph:
     for one in tensors:
         for reader in one.read:
             nodes[reader].needs |= {maker for maker in one.made if INPUTS < maker < reader}
-    return Graph(nodes, tensors)
+    return CutGraph(nodes, tensors)
 
 
-def brute(graph: Graph) -> float:
+def brute(graph: CutGraph) -> float:
     numbers = range(len(graph.nodes))
     sets = (set(found) for size in range(len(graph.nodes) + 1) for found in itertools.combinations(numbers, size))
     return min(graph.cost(own) for own in sets if graph.allows(own))
@@ -99,7 +99,7 @@ def test_a_tower_whose_input_is_large_stays_on_the_edge() -> None:
 
         builder = _Builder(plan, times)
         builder.build()
-        graph = Graph(builder.nodes, builder.tensors(lambda nbytes: nbytes))
+        graph = CutGraph(builder.nodes, builder.tensors(lambda nbytes: nbytes))
         return tuple(call.name for call in names_of(builder, graph, graph.least()))
 
     # the left tower's last layer gives zeros and numbers alike: nothing is won in bytes, so it must be quick

@@ -12,7 +12,7 @@ from edge_client.planning import partitioners as package
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, Decision, Objective, decide
 from edge_client.planning.partitioners import LayerModel, Situation, find_partitioner, partitioners
-from edge_client.planning.predict import Power, predict
+from edge_client.planning.predict import GivenPower, predict
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile as profiles
 from tests.edge_client.planning.made import MS, Layer, profile
@@ -31,7 +31,7 @@ def lawful(count: int = 8) -> list[Layer]:
 
 def situation(option: str | None = None, constraints: Constraints | None = None) -> Situation:
     edge, cloud = profile("edge", lawful()), profile("cloud", lawful())
-    candidates = predict(edge, cloud, LINK, power=Power(5, 1))
+    candidates = predict(edge, cloud, LINK, power=GivenPower(5, 1))
     return Situation(candidates, Objective.parse("bytes"), constraints or Constraints(), edge, cloud, option)
 
 

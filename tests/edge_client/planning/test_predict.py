@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edge_client.call import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate
-from edge_client.planning.predict import Correction, Power, Sample, predict
+from edge_client.planning.predict import Correction, GivenPower, RequestSample, predict
 from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput
@@ -116,12 +116,12 @@ def test_energy_that_nobody_knows_is_unavailable_with_the_reason() -> None:
 
 
 def test_given_watts_make_an_estimate_that_says_so() -> None:
-    one = named(predict(profile("edge", LAYERS), profile("cloud", LAYERS), LINK, power=Power(5, 1)))["layer0"]
+    one = named(predict(profile("edge", LAYERS), profile("cloud", LAYERS), LINK, power=GivenPower(5, 1)))["layer0"]
     work, waiting = 10.1 * MS, one.stages_ns["network"] + one.stages_ns["tail"]
     assert one.edge_energy.value == pytest.approx((5 * work + waiting) / 1e9)
     assert (one.edge_energy.status, "given: 5 W" in one.edge_energy.note) == ("estimated", True)
     with pytest.raises(SpecError, match="idle <= active"):
-        Power(1, 2)
+        GivenPower(1, 2)
 
 
 def test_memory_is_the_peak_and_the_weights() -> None:
@@ -138,7 +138,7 @@ def test_throughput_is_the_slowest_parts() -> None:
 
 
 def test_correction_adds_the_median_of_what_was_missing() -> None:
-    fitted = Correction.fit([Sample("a", 10, 12), Sample("b", 10, 15), Sample("c", 10, 100)])
+    fitted = Correction.fit([RequestSample("a", 10, 12), RequestSample("b", 10, 15), RequestSample("c", 10, 100)])
     assert fitted.overhead_ns == 5
     edge, cloud = profile("edge", LAYERS), profile("cloud", LAYERS)
     plain, added = named(predict(edge, cloud, LINK)), named(predict(edge, cloud, LINK, correction=fitted))

@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from edge_client.request.sending import RENEWED, Window
+from edge_client.request.sending import RENEWED, RequestWindow
 
 MS = 1_000_000
 
@@ -15,7 +15,7 @@ MS = 1_000_000
 class Way:
     """A server that takes ``service`` for each request, one after the other, ``latency`` away there and back."""
 
-    def __init__(self, window: Window, latency: int, service: int, head: int = 0) -> None:
+    def __init__(self, window: RequestWindow, latency: int, service: int, head: int = 0) -> None:
         self.window, self.latency, self.service, self.head = window, latency, service, head
         self._now = self._free = 0
         self._under_way: deque[tuple[int, int, int]] = deque()
@@ -40,7 +40,7 @@ class Way:
 @given(some.integers(0, 200), some.integers(5, 50))
 def test_it_fills_the_pipe_and_no_more(latency: int, service: int) -> None:
     fits = latency / service + 1
-    window = Window(4, 64)
+    window = RequestWindow(4, 64)
     way = Way(window, latency * MS, service * MS)
     way.run(1000)
     assert way.run(300) >= 0.9 * min(1.0, 64 / fits)
@@ -49,13 +49,13 @@ def test_it_fills_the_pipe_and_no_more(latency: int, service: int) -> None:
 
 @given(some.integers(0, 50), some.integers(1, 30))
 def test_slow_heads_need_no_more_than_the_least(latency: int, service: int) -> None:
-    window = Window(4, 64)
+    window = RequestWindow(4, 64)
     Way(window, latency * MS, service * MS, head=(latency + service) * MS).run(300)
     assert window.size == 4
 
 
 def test_a_server_that_slows_down_gets_fewer() -> None:
-    window = Window(4, 64)
+    window = RequestWindow(4, 64)
     way = Way(window, 100 * MS, 5 * MS)
     way.run(300)
     assert window.size > 15
@@ -65,7 +65,7 @@ def test_a_server_that_slows_down_gets_fewer() -> None:
 
 
 def test_a_path_that_got_longer_is_found_in_the_end() -> None:
-    window = Window(4, 64)
+    window = RequestWindow(4, 64)
     way = Way(window, 20 * MS, 5 * MS)
     way.run(300)
     way.latency = 100 * MS
@@ -74,7 +74,7 @@ def test_a_path_that_got_longer_is_found_in_the_end() -> None:
 
 
 def test_another_cut_is_measured_anew_and_what_was_not_sent_says_nothing() -> None:
-    window = Window(4, 64)
+    window = RequestWindow(4, 64)
     Way(window, 100 * MS, 5 * MS).run(300)
     large = window.size
     window.answered("edge-only", 0, 1, waited=False)
@@ -84,6 +84,6 @@ def test_another_cut_is_measured_anew_and_what_was_not_sent_says_nothing() -> No
 
 
 def test_one_that_may_not_grow_does_not() -> None:
-    window = Window(2, 2)
+    window = RequestWindow(2, 2)
     assert Way(window, 100 * MS, 5 * MS).run(100) < 0.2
     assert window.size == 2

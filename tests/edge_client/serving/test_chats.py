@@ -10,7 +10,7 @@ import torch
 
 from edge_client import EdgeClient, local_server
 from edge_client.generation.drafting import Assistant, FirstLayers, Lookup
-from edge_client.serving.chats import Chats, Task
+from edge_client.serving.chats import Chats, TextTask
 from edge_client.serving.sampling import Sampling
 from shared_hooks.errors import CutRefused, InputMismatch
 from tests.shared_hooks.generation.small import MODELS, cut_of, make
@@ -50,17 +50,17 @@ def test_turns_and_forks(name: str, tmp_path: Path) -> None:
             system, kept = ids(30), []
             first = [*system, *ids(4)]
             for prompt in (first, first, [*system, *ids(6)], [*system[:20], *ids(3)], [*first, *ids(2)], ids(8)):
-                written = chats.write(Task(tuple(prompt), 6, Sampling(temperature=0)), lambda chosen: False)
+                written = chats.write(TextTask(tuple(prompt), 6, Sampling(temperature=0)), lambda chosen: False)
                 assert list(written.ids) == own(client, prompt, 6), f"{len(kept)}: {written.kept} tokens were known"
                 kept.append(written.kept)
             turn = [*prompt, *written.ids, *ids(3)]
-            written = chats.write(Task(tuple(turn), 6, Sampling(temperature=0)), lambda chosen: False)
+            written = chats.write(TextTask(tuple(turn), 6, Sampling(temperature=0)), lambda chosen: False)
             assert list(written.ids) == own(client, turn, 6)
             if name in ("llama", "gpt2", "bloom", "experts"):
                 assert kept == KEPT, kept
                 assert written.kept >= len(turn) - 4
             with pytest.raises(InputMismatch, match="token id"):
-                chats.write(Task((1, 100_000), 2, Sampling()), lambda chosen: False)
+                chats.write(TextTask((1, 100_000), 2, Sampling()), lambda chosen: False)
         finally:
             chats.close()
 
@@ -78,14 +78,14 @@ def test_drafts_change_no_token_and_make_fewer_steps(tmp_path: Path) -> None:
                 turn = prompt
                 for _ in range(2):  # the second continues the first's state
                     seen: list[int] = []
-                    task = Task(tuple(turn), 12, Sampling(temperature=0))
+                    task = TextTask(tuple(turn), 12, Sampling(temperature=0))
                     written = chats.write(task, lambda chosen, seen=seen: seen.append(chosen.id))  # type: ignore[misc]
                     assert list(written.ids) == own(client, turn, 12) == seen, name
                     trips[name] = written.summary.round_trips
                     turn = [*turn, *written.ids, 7, 8]
-                stopped = chats.write(Task(tuple(prompt), 12, Sampling(temperature=0)), lambda chosen: True)
+                stopped = chats.write(TextTask(tuple(prompt), 12, Sampling(temperature=0)), lambda chosen: True)
                 assert list(stopped.ids) == own(client, prompt, 12)[:1] and stopped.reason == "stop"
-                drawn = Task(tuple(prompt), 6, Sampling(temperature=1.0, seed=3))
+                drawn = TextTask(tuple(prompt), 6, Sampling(temperature=1.0, seed=3))
                 assert chats.write(drawn, lambda chosen: False).summary.round_trips >= 6, "chance draws one by one"
             finally:
                 chats.close()

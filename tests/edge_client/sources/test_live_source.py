@@ -211,7 +211,7 @@ def test_inputs_that_break_off_do_so_after_the_answers_before_them() -> None:
 
 def test_a_rate() -> None:
     with sources.live([picture(0)] * 3, "three", queue=3) as source:
-        tally = sources.Tally(source)
+        tally = sources.SourceTally(source)
         for _ in source:
             tally.add()
         time.sleep(0.01)

@@ -14,9 +14,9 @@ import torch
 
 from edge_client.model_choice import ModelChoice
 from edge_client.process import local_server
-from edge_client.survey import LEAST_PROBED, Wanted, _of_another_machine, _served, edge_profile, probe_sizes
+from edge_client.survey import LEAST_PROBED, SurveySources, _of_another_machine, _served, edge_profile, probe_sizes
 from edge_client.survey import _file as file_of
-from edge_client.user_input import Loaded, load
+from edge_client.user_input import LoadedModel, load
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile as profiles
@@ -29,14 +29,14 @@ IMAGE = Path("shared_hooks/models/digits/images/0011_label1.png").resolve()
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Iterator[Loaded]:
+def loaded() -> Iterator[LoadedModel]:
     found = load(ModelChoice("digits", device="cpu"))
     with found.wrapped:
         yield found
 
 
 @pytest.fixture(scope="module")
-def measured(loaded: Loaded) -> Profile:
+def measured(loaded: LoadedModel) -> Profile:
     options = ProfileOptions(0, 1, 0.5, pause=0.0)
     return profile_edge(loaded.wrapped, loaded.spec.model_id, loaded.args, loaded.kwargs, options)
 
@@ -49,7 +49,7 @@ def test_goodput_is_not_read_off_sizes_that_hardly_differ() -> None:
     assert max(probe_sizes(large, None)) == max(cut.wire_bytes for cut in large.cuts) > LEAST_PROBED
 
 
-def test_a_file_of_the_same_name_is_another_file(loaded: Loaded) -> None:
+def test_a_file_of_the_same_name_is_another_file(loaded: LoadedModel) -> None:
     known = FileInput(IMAGE.name, ".png", IMAGE.stat().st_size, exactly(7 * MS))
     edge = profile("edge", [Layer(1, 1, 10)], files=(known,))
     assert file_of(edge, str(IMAGE), loaded) == known
@@ -58,29 +58,31 @@ def test_a_file_of_the_same_name_is_another_file(loaded: Loaded) -> None:
     assert found is not None and found.nbytes == IMAGE.stat().st_size and found.prepare_ns != known.prepare_ns
 
 
-def test_a_profile_with_another_codec_is_marked(loaded: Loaded, measured: Profile, tmp_path: Path) -> None:
+def test_a_profile_with_another_codec_is_marked(loaded: LoadedModel, measured: Profile, tmp_path: Path) -> None:
     path = tmp_path / "edge.json"
     profiles.write(measured, path)
     said: list[str] = []
-    edge_profile(loaded, Wanted(edge_profile=str(path)), said.append)
+    edge_profile(loaded, SurveySources(edge_profile=str(path)), said.append)
     assert said == []
-    edge_profile(loaded, Wanted(edge_profile=str(path), codec="lz4"), said.append)
+    edge_profile(loaded, SurveySources(edge_profile=str(path), codec="lz4"), said.append)
     assert len(said) == 1 and "codec raw" in said[0] and "lz4" in said[0]
 
 
-def test_what_a_profile_warns_of_is_said_again(loaded: Loaded, measured: Profile, tmp_path: Path) -> None:
+def test_what_a_profile_warns_of_is_said_again(loaded: LoadedModel, measured: Profile, tmp_path: Path) -> None:
     path = tmp_path / "edge.json"
     profiles.write(replace(measured, warnings=("2 threads take long",)), path)
     said: list[str] = []
-    assert edge_profile(loaded, Wanted(edge_profile=str(path)), said.append).warnings == ("2 threads take long",)
+    assert edge_profile(loaded, SurveySources(edge_profile=str(path)), said.append).warnings == ("2 threads take long",)
     assert said == ["warning: edge: 2 threads take long"]
 
 
-def test_a_profile_of_other_weights_is_refused_with_its_name(loaded: Loaded, measured: Profile, tmp_path: Path) -> None:
+def test_a_profile_of_other_weights_is_refused_with_its_name(
+    loaded: LoadedModel, measured: Profile, tmp_path: Path
+) -> None:
     path = tmp_path / "other.json"
     profiles.write(replace(measured, model=replace(measured.model, weights_hash="00")), path)
     with pytest.raises(SpecError, match=r"other\.json: .*another weights"):
-        edge_profile(loaded, Wanted(edge_profile=str(path)), lambda text: None)
+        edge_profile(loaded, SurveySources(edge_profile=str(path)), lambda text: None)
 
 
 def test_a_clouds_profile_of_another_machine_than_the_servers_is_marked(measured: Profile) -> None:

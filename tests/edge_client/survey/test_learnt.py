@@ -15,7 +15,7 @@ from edge_client import EdgeClient
 from edge_client.adaptive.beginning import _connector
 from edge_client.model_choice import ModelChoice
 from edge_client.planning.codecs import Codecs, LossTable
-from edge_client.survey import Wanted, edge_profile, measured_by_servers, with_books
+from edge_client.survey import SurveySources, edge_profile, measured_by_servers, with_books
 from edge_client.user_input import load
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import SpecError
@@ -99,7 +99,7 @@ def test_a_cut_whose_pieces_the_books_do_not_suit_is_left_out_on_the_server(serv
 
 def test_a_server_that_comes_later_is_asked_too(server: Served, table: LossTable) -> None:
     loaded = load(ModelChoice(server.spec))
-    wanted = Wanted(server.address, seconds=2.0, codecs=Codecs.of("auto", table, "30%"), books=table.books)
+    wanted = SurveySources(server.address, seconds=2.0, codecs=Codecs.of("auto", table, "30%"), books=table.books)
     with loaded.wrapped:
         cloud, _, _ = _connector(loaded, wanted, edge_profile(loaded, wanted, lambda text: None))(lambda: None)
     assert [cut.name for cut in cloud.cuts if "basis" in cut.codecs] == ["first"]

@@ -13,7 +13,7 @@ from edge_client.planning.objective import Objective, decide
 from edge_client.sweeping import report, summary
 from edge_client.sweeping.records import REQUESTS, TIMES, Records, Way, ways_of
 from edge_client.sweeping.runner import LocalAnswer
-from edge_client.sweeping.summary import MeasuredWay, Summary
+from edge_client.sweeping.summary import MeasuredWay, SweepSummary
 from edge_client.transport.times import Times
 from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, Reading, TensorShape
 from shared_hooks.observers.thumbnails import encoded
@@ -188,7 +188,7 @@ def found(
     ended: str | None = None,
     observers: str | None = None,
     **more: Any,
-) -> Summary:
+) -> SweepSummary:
     """What `report.write` makes, without files. ``observers``: saw a module of this name in all inputs."""
     all_ways = ways(count, name)
     entries = [entry(index, all_ways, name=one, **more) for index, one in enumerate(inputs)]
@@ -198,7 +198,7 @@ def found(
     requests, rows = report.frames(entries, said)
     measured = summary.ways_measured(requests, all_ways, said)
     observed = [] if observers is None else [saw(one, observers) for one in inputs]
-    return Summary(
+    return SweepSummary(
         created="2026-01-01T00:00:00+00:00",
         settings={
             "model": model,

@@ -9,7 +9,7 @@ import pytest
 from edge_client.call import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, decide
-from edge_client.planning.predict import BATCHES, Correction, Sample, predict
+from edge_client.planning.predict import BATCHES, Correction, RequestSample, predict
 from edge_client.tasks.plan import Planned
 from edge_client.user_text import EDGE_ONLY
 from shared_hooks.profiling.profile import Profile, Quartiles
@@ -40,8 +40,8 @@ def planned(link: Link = LINK, correction: Correction | None = None) -> Planned:
 
 
 def corrected_by(cuts: int = 9) -> Correction:
-    samples = [Sample(f"cut{number}", 100 * MS, (110 + number) * MS) for number in range(cuts)]
-    return Correction.fit(BATCHES * samples, [Sample(EDGE_ONLY, 60 * MS, 63 * MS)])
+    samples = [RequestSample(f"cut{number}", 100 * MS, (110 + number) * MS) for number in range(cuts)]
+    return Correction.fit(BATCHES * samples, [RequestSample(EDGE_ONLY, 60 * MS, 63 * MS)])
 
 
 def test_an_interval_is_by_the_worst_of_nine_real_requests() -> None:
@@ -57,7 +57,7 @@ def test_an_interval_is_by_the_worst_of_nine_real_requests() -> None:
 
 
 def test_fewer_real_requests_give_no_interval() -> None:
-    found = planned(correction=Correction.fit([Sample("cut", 100 * MS, 110 * MS)]))
+    found = planned(correction=Correction.fit([RequestSample("cut", 100 * MS, 110 * MS)]))
     assert {row["latency_high_ns"] for row in found.rows()} == {None}
     assert "no intervals: they take real requests at 9 cuts; real requests were made at 1 of them" in found.text()
     assert "no intervals: they take real requests at 9 cuts; no real requests were made" in planned().text()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.transport.outbox import NONCE_BYTES, Area
+from edge_client.transport.outbox import NONCE_BYTES, SendArea
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
 NBYTES = 64 << 10
@@ -19,7 +19,7 @@ steps = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(1
 
 @given(steps=steps)
 def test_places_do_not_overlap(steps: list[tuple[int, int | None]]) -> None:
-    area = Area.made(NBYTES)
+    area = SendArea.made(NBYTES)
     assert area is not None
     held: dict[int, tuple[int, int]] = {}
     for request_id, nbytes in steps:
@@ -37,7 +37,7 @@ def test_places_do_not_overlap(steps: list[tuple[int, int | None]]) -> None:
 
 
 def test_what_is_written_is_found_by_the_one_who_gets_its_description() -> None:
-    area = Area.made(NBYTES)
+    area = SendArea.made(NBYTES)
     assert area is not None
     reported = area.description()
     start = area.take(1, 7)
@@ -50,4 +50,4 @@ def test_what_is_written_is_found_by_the_one_who_gets_its_description() -> None:
 
 
 def test_no_area_where_none_is_wanted() -> None:
-    assert Area.made(0) is None
+    assert SendArea.made(0) is None

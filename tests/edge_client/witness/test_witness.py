@@ -18,7 +18,7 @@ from edge_client.call import Call
 from edge_client.model_choice import ModelChoice
 from edge_client.transport.options import ConnectionOptions
 from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY
-from edge_client.witness import Kept, Share, compare, tolerance
+from edge_client.witness import EvenShare, InitialState, compare, tolerance
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.lifecycle import Event, Lifecycle, Stage
 from shared_hooks.observers import ActivationStats
@@ -34,14 +34,14 @@ from tests.edge_client.witness.made import CPU, pair, whole, wrong
 class TestShare:
     @pytest.mark.parametrize("share", [0.0, 0.1, 0.29, 1 / 3, 0.5, 0.9, 1.0])
     def test_it_is_kept_to_the_request(self, share: float) -> None:
-        taken = Share(share)
+        taken = EvenShare(share)
         found = [taken.take() for _ in range(300)]
         assert found[0] is (share > 0)
         for count in range(1, 301):
             assert sum(found[:count]) == math.ceil(round(count * share, 9))
 
     def test_a_tenth_is_every_tenth(self) -> None:
-        taken = Share(0.1)
+        taken = EvenShare(0.1)
         assert [number for number in range(1000) if taken.take()] == list(range(0, 1000, 10))
 
     @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), float("inf"), "1", True, None])
@@ -213,7 +213,7 @@ class TestItBeginsWhereTheHeadBegan:
     def test_the_generators(self) -> None:
         model = Noisy()
         for _ in range(3):
-            kept = Kept(model, CPU, Call((torch.zeros(4),)))
+            kept = InitialState(model, CPU, Call((torch.zeros(4),)))
             with torch.no_grad():
                 expected = model(torch.zeros(4))
             states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
@@ -255,7 +255,7 @@ class TestItBeginsWhereTheHeadBegan:
 
     def test_state(self) -> None:
         model = Stateful()
-        kept = Kept(model, CPU, Call((torch.zeros(1),)))
+        kept = InitialState(model, CPU, Call((torch.zeros(1),)))
         expected = model(torch.zeros(1))
         model(torch.zeros(1))
         before = (
@@ -278,7 +278,7 @@ class TestItBeginsWhereTheHeadBegan:
                 return out
 
         model = Total()
-        kept = Kept(model, CPU, Call((torch.zeros(1),)))
+        kept = InitialState(model, CPU, Call((torch.zeros(1),)))
         model(torch.zeros(1))
         assert kept.whole(no_class).item() == 1.0
         model(torch.zeros(1))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared_hooks import EarlyOutput
-from shared_hooks.batching import Joinable, Way, Ways
+from shared_hooks.batching import Joinable, LaterCut, Ways
 from shared_hooks.batching.proof import Seconds
 from shared_hooks.errors import CutRefused
 from shared_hooks.sharing import SharedCache
@@ -25,7 +25,7 @@ def known(sides: Sides, ways: Ways, early: EarlyOutput) -> Joinable:
     return found
 
 
-def learnt(sides: Sides, first: EarlyOutput, last: EarlyOutput) -> tuple[Ways, Joinable, Joinable, Way]:
+def learnt(sides: Sides, first: EarlyOutput, last: EarlyOutput) -> tuple[Ways, Joinable, Joinable, LaterCut]:
     ways = Ways(sides.batches)
     a, b = known(sides, ways, first), known(sides, ways, last)
     assert ways.way(a, b.batch_key) is None
@@ -122,7 +122,7 @@ def test_a_way_to_another_cut_than_the_batch_is_of_is_refused(monkeypatch: pytes
     ways, _, b, _ = learnt(sides, sides.head("a", x), sides.head("b", x))
     monkeypatch.setattr(b.proof.cut, "is_at", lambda crossing, rows: False)
     with pytest.raises(CutRefused, match="another cut"):
-        ways.run(Way(), sides.head("a", x), 1, b.proof)
+        ways.run(LaterCut(), sides.head("a", x), 1, b.proof)
 
 
 def test_seconds_lie_on_lines_between_what_was_measured() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared_hooks.codecs import CODECS, Codec, Grain, by_wire, check, register, temporary
-from shared_hooks.codecs.learned import Bottleneck, Design, Learned, LearnedFile, Piece, SymbolCoder, read
+from shared_hooks.codecs.learned import Bottleneck, Design, LearnedCodec, LearnedFile, Piece, SymbolCoder, read
 from shared_hooks.errors import SpecError
 
 MAP = Design("map", 6, 8, 2, 3, 4, (8, 10), positive=True)
@@ -26,9 +26,9 @@ def piece(design: Design, seed: int = 0) -> Piece:
     return Piece(net, SymbolCoder.frequencies_of(counts))
 
 
-def learned(*designs: Design | None, cut: str = "conv") -> Learned:
+def learned(*designs: Design | None, cut: str = "conv") -> LearnedCodec:
     made = tuple(None if one is None else piece(one) for one in designs)
-    return Learned(LearnedFile("net", "w" * 64, cut, made, {"seed": 1}), "a test's")
+    return LearnedCodec(LearnedFile("net", "w" * 64, cut, made, {"seed": 1}), "a test's")
 
 
 def grain_of(tensor: torch.Tensor) -> Grain:

@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from shared_hooks.doctor import Finding, Level, authorities, pair
+from shared_hooks.doctor import CheckLevel, Finding, authorities, pair
 from tests import certificates
 
 
 def wrongs(found: Iterator[Finding]) -> list[str]:
-    return [one.line for one in found if one.level is not Level.OK]
+    return [one.line for one in found if one.level is not CheckLevel.OK]
 
 
 def files(folder: Path, made: certificates.Pair) -> tuple[Path, Path]:
@@ -24,7 +24,7 @@ def files(folder: Path, made: certificates.Pair) -> tuple[Path, Path]:
 
 def test_a_sound_pair_says_whose_it_is_and_for_how_long(tmp_path: Path) -> None:
     (found,) = pair("tls", *files(tmp_path, certificates.server("cloud.example", days=90)), server=True)
-    assert found.level is Level.OK and "cloud.example, 90 days left" in found.says
+    assert found.level is CheckLevel.OK and "cloud.example, 90 days left" in found.says
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import nn
 
 from shared_hooks.errors import BadFrame, CutRefused, DeadlineExceeded, ServerUnavailable, SessionLost, StepOutOfOrder
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward
-from shared_hooks.generation.ahead import Growth, NextCall, foresight
+from shared_hooks.generation.ahead import AnswerGrowth, NextCall, foresight
 from shared_hooks.generation.session import MOST_KEPT
 from tests.covering import crossed
 from tests.shared_hooks.generation.small import WORDS, cut_of, in_process, make
@@ -348,11 +348,11 @@ def test_growth_is_what_an_answer_changed_in_proportion_to_its_tokens() -> None:
     before = mirror.snapshot()
     state.update(torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 2, 4), 1)
     mirror.look()
-    growth = Growth.seen(mirror, before, 2)
-    assert growth is not None and Growth.seen(mirror, before, 0) is None
+    growth = AnswerGrowth.seen(mirror, before, 2)
+    assert growth is not None and AnswerGrowth.seen(mirror, before, 0) is None
     assert growth.apply(mirror, 3)
     assert state.layers[1].keys.shape == (1, 2, 10, 4) and state.layers[0].keys.shape == (1, 2, 5, 4)
-    odd = Growth(3, growth.nodes_changed, growth.places)
+    odd = AnswerGrowth(3, growth.nodes_changed, growth.places)
     assert not odd.apply(mirror, 1) and state.layers[1].keys.shape == (1, 2, 10, 4)
 
 

@@ -16,7 +16,7 @@ from shared_hooks.errors import BadFrame, CutRefused, TooLarge
 from shared_hooks.generation import SplitForward
 from shared_hooks.generation.asking import CallReports
 from shared_hooks.generation.mirror import Mirror
-from shared_hooks.generation.results import Sampler, shortened, widened
+from shared_hooks.generation.results import TailSampler, shortened, widened
 from shared_hooks.tensors import class_name
 from tests.shared_hooks.generation.small import WORDS, cut_of, in_process, make, prompt
 from tests.shared_hooks.generation.test_sessions import Flaky
@@ -210,7 +210,7 @@ def test_an_answer_that_there_is_not(answer: Any) -> None:
 
 
 def there_and_back(logits: torch.Tensor, wanted: Any) -> torch.Tensor:
-    found = shortened(wanted, Sampler().draw)("logits", logits)
+    found = shortened(wanted, TailSampler().draw)("logits", logits)
     return logits if found is None else widened([*found[0], 0], found[1], 1 << 16)
 
 
@@ -279,7 +279,7 @@ STATE = torch.Generator().manual_seed(1).get_state().numpy().tobytes()
     ],
 )
 def test_malformed_wishes(wanted: Any) -> None:
-    sampler = Sampler(STATE)
+    sampler = TailSampler(STATE)
     with pytest.raises(BadFrame):
         shortened(wanted, sampler.draw)("logits", torch.zeros(1, 1, 5))
     assert sampler.state == STATE
@@ -300,9 +300,9 @@ def test_malformed_states_of_a_generator() -> None:
     beyond[8], beyond[16:18] = 200, (600).to_bytes(2, "little")
     for state in [*states, base64.b64encode(beyond).decode()]:
         with pytest.raises(BadFrame):
-            Sampler().take(state)
+            TailSampler().take(state)
     with pytest.raises(BadFrame, match="no state"):
-        Sampler().draw([], torch.zeros(1, 5))
+        TailSampler().draw([], torch.zeros(1, 5))
 
 
 def test_answers_that_do_not_fit() -> None:

@@ -21,8 +21,8 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, TooLarge
 from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess
-from shared_hooks.generation.hidden import Kept, differing, left_behind, read_comparison
-from shared_hooks.generation.middle import MiddleSession
+from shared_hooks.generation.hidden import KeptState, differing, left_behind, read_comparison
+from shared_hooks.generation.middle import MiddleDecodingSession
 from shared_hooks.state import PythonState, poisoned
 from tests.covering import every
 from tests.zoo import CASES, Case
@@ -185,7 +185,7 @@ def test_what_a_part_in_the_middle_keeps_for_the_next_one(counting: tuple[int, .
     x, whole = torch.randn(2, 8), Keeps(*counting)
     last = InProcess(DecodingTail(Keeps(*counting), "layers.1"))
     middle = DecodingTail(Keeps(*counting), "layers.0")
-    link = InProcess(middle, None, lambda: MiddleSession(middle, "layers.1", last))
+    link = InProcess(middle, None, lambda: MiddleDecodingSession(middle, "layers.1", last))
     with torch.no_grad(), SplitForward(Keeps(*counting), "layers.0", link) as split:
         for _ in range(3):
             try:  # the table is made by each part for itself
@@ -304,7 +304,7 @@ def test_what_is_handed_from_layer_to_layer(kind: str) -> None:
 def test_what_is_handed_on_by_a_part_in_the_middle(kind: str) -> None:
     last = InProcess(DecodingTail(Hands(kind, 1, 3), "layers.1"))
     middle = DecodingTail(Hands(kind, 1, 3), "layers.0")
-    link = InProcess(middle, None, lambda: MiddleSession(middle, "layers.1", last))
+    link = InProcess(middle, None, lambda: MiddleDecodingSession(middle, "layers.1", last))
     with torch.no_grad(), SplitForward(Hands(kind, 1, 3), "layers.0", link) as split, pytest.raises(IsthmusError):
         split.model(torch.randn(2, 8))
 
@@ -498,7 +498,7 @@ def test_what_is_made_of_the_first_input_is_no_table(make: Callable[..., nn.Modu
 def test_what_parts_of_a_chain_make_of_the_first_input(make: Callable[..., nn.Module]) -> None:
     first, second = ("1", "2") if make is Plain else ("layers.1", "layers.2")
     last, middle = InProcess(DecodingTail(make(), second)), DecodingTail(make(), first)
-    link = InProcess(middle, None, lambda: MiddleSession(middle, second, last))
+    link = InProcess(middle, None, lambda: MiddleDecodingSession(middle, second, last))
     whole, dice, answers = make(), torch.Generator().manual_seed(3), 0
     with torch.no_grad(), SplitForward(edge := make(), first, link):
         for number in range(1, 5):
@@ -585,7 +585,7 @@ class Holds(nn.Module):
     ],
 )
 def test_tables_of_two_machines(mine: Any, theirs: Any, same: bool) -> None:
-    edge = Kept.of(PythonState(Holds(mine), settings=False))
+    edge = KeptState.of(PythonState(Holds(mine), settings=False))
     found, asked = differing(edge.header_data(), PythonState(Holds(theirs), settings=False))
     compared = edge.compared([[name, one, one] for name, one in asked.items()])
     other, _, rest = read_comparison(compared, asked)
@@ -599,7 +599,7 @@ def test_malformed_tables(said: Any) -> None:
     for read in (
         lambda: differing(said, PythonState(model, settings=False)),
         lambda: left_behind(said, model),
-        lambda: Kept({}).compared(said),
+        lambda: KeptState({}).compared(said),
         lambda: read_comparison(said, {}),
     ):
         with pytest.raises(BadFrame, match="malformed"):

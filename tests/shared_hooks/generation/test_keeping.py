@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess, StepReply
-from shared_hooks.generation.middle import MiddleSession
+from shared_hooks.generation.middle import MiddleDecodingSession
 from shared_hooks.modules import weights_hash
 from shared_hooks.state import PythonState, entries
 from tests.covering import examples
@@ -174,7 +174,7 @@ def answers(
             link = InProcess(tail)
             if second is not None:
                 last = InProcess(DecodingTail(Keeper(habits), f"layers.{second}"))
-                link = InProcess(tail, None, lambda: MiddleSession(tail, f"layers.{second}", last))
+                link = InProcess(tail, None, lambda: MiddleDecodingSession(tail, f"layers.{second}", last))
             with SplitForward(edge, f"layers.{cut}", link, private=frozenset({"x"}) if private else None):
                 for number, length in enumerate(lengths):
                     x = (number + 1) * torch.randn(length, 8, generator=dice)

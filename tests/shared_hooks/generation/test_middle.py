@@ -13,7 +13,7 @@ from torch import nn
 
 from shared_hooks.errors import BadFrame, CutRefused, SessionLost, UnknownLayer
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward
-from shared_hooks.generation.middle import MiddleSession
+from shared_hooks.generation.middle import MiddleDecodingSession
 from shared_hooks.tensors import identical
 from tests.covering import crossed
 from tests.shared_hooks.generation.small import MODELS, cut_of, make, prompt
@@ -32,7 +32,7 @@ def chain(name: str, cuts: list[str]) -> list[InProcess]:
     links: list[InProcess] = []
     for number in reversed(range(len(cuts))):
         tail = DecodingTail(make(name), cuts[number])
-        opened = partial(MiddleSession, tail, cuts[number + 1], links[0]) if links else None
+        opened = partial(MiddleDecodingSession, tail, cuts[number + 1], links[0]) if links else None
         links.insert(0, InProcess(tail, None, opened))
     return links
 
@@ -177,7 +177,7 @@ def test_values_of_every_part_are_at_hand_behind_it() -> None:
 
     last = InProcess(DecodingTail(made(), "blocks.3"))
     tail = DecodingTail(made(), "blocks.1")
-    middle = InProcess(tail, None, partial(MiddleSession, tail, "blocks.3", last))
+    middle = InProcess(tail, None, partial(MiddleDecodingSession, tail, "blocks.3", last))
     model = made()
     for seed in range(4):
         x = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed))
@@ -196,9 +196,9 @@ def test_cuts_that_cannot_follow_are_refused() -> None:
         ("model", CutRefused, "the same list of"),
     ):
         with pytest.raises(error, match=text):
-            MiddleSession(tail, second, link)
+            MiddleDecodingSession(tail, second, link)
     model = make("llama")
-    middle = InProcess(tail, None, partial(MiddleSession, tail, "model.layers.0", link))
+    middle = InProcess(tail, None, partial(MiddleDecodingSession, tail, "model.layers.0", link))
     with SplitForward(model, "model.layers.1", middle), pytest.raises(CutRefused, match="is not called behind"):
         model.generate(**given("llama"), max_new_tokens=2)  # type: ignore[operator]
 
@@ -215,7 +215,7 @@ def test_changes_that_make_no_sense(more: Any) -> None:
 
     last.step = lying  # type: ignore[method-assign]
     tail = DecodingTail(make("llama"), "model.layers.1")
-    middle = InProcess(tail, None, partial(MiddleSession, tail, "model.layers.2", last))
+    middle = InProcess(tail, None, partial(MiddleDecodingSession, tail, "model.layers.2", last))
     model = make("llama")
     with SplitForward(model, "model.layers.1", middle), pytest.raises((BadFrame, SessionLost, CutRefused)):
         model.generate(**given("llama"), max_new_tokens=3)  # type: ignore[operator]

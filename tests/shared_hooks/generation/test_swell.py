@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.errors import BadFrame, CutRefused, TooLarge
 from shared_hooks.generation import DecodingSession, DecodingTail, InProcess, SplitForward
-from shared_hooks.generation.remote_tensor import Extents, RemoteTensor, Seen, StepAllowance, magnitude
+from shared_hooks.generation.remote_tensor import Extents, RemoteTensor, SeenSteps, StepAllowance, magnitude
 from shared_hooks.generation.results import widened
 from tests.shared_hooks.generation.small import cut_of, make, prompt
 from tests.shared_hooks.generation.test_hostile import Kept, Step
@@ -94,7 +94,7 @@ def test_what_is_unused_in_one_step_hides_nothing_in_the_next(kept: list[Step], 
 
 
 def test_the_order_of_magnitude_of_each_number_counts() -> None:
-    seen = Seen()
+    seen = SeenSteps()
 
     def looked(*reported: Any, spent: int = 1 << 20) -> bool:
         extents = Extents(MOST, seen)
@@ -123,7 +123,7 @@ def test_memory_that_was_given_back_does_not_count() -> None:
 
 
 def test_what_was_looked_at_takes_the_same_memory_whatever_it_was_told() -> None:
-    seen = Seen()
+    seen = SeenSteps()
     key = magnitude(["x" * 1_000_000, *range(1000)])
     seen.add(key)
     assert seen.has(key) and not seen.has(key[:-1])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edge_client import EdgeClient
 from edge_client.adaptive import AutoClient
-from edge_client.adaptive.controller import Choice
+from edge_client.adaptive.controller import ChosenWay
 from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import Cancelled, ServerUnavailable
 from shared_hooks.lifecycle import Stage
@@ -30,7 +30,7 @@ class Moving(CallReports):
 
     before = ""
 
-    def choose(self, now: int) -> Choice:
+    def choose(self, now: int) -> ChosenWay:
         choice = super().choose(now)
         moved, self.before = choice.candidate.name != self.before, choice.candidate.name
         return replace(choice, moved=moved)

@@ -56,7 +56,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Get:
     return functools.cache(lambda make: Written(make, tmp_path_factory.mktemp("whole")))
 
 
-def assert_all_ok(checks: list[onnx_halves.Check]) -> None:
+def assert_all_ok(checks: list[onnx_halves.HalvesCheck]) -> None:
     assert all(check.ok for check in checks), [check for check in checks if not check.ok]
 
 

@@ -16,7 +16,7 @@ from shared_hooks import TensorShape, WrappedModel, runs
 from shared_hooks.metrics import measurement
 from shared_hooks.metrics.measurement import HostClock, Measurement, StreamClock, clock_for, gpu_of
 from shared_hooks.metrics.records import FORWARD_READINGS, LAYER_READINGS, Reading, outputs_of
-from shared_hooks.metrics.sampler import NO_GPU, Series, Window
+from shared_hooks.metrics.sampler import NO_GPU, SampleWindow, Series
 
 MS = 1_000_000
 
@@ -118,7 +118,7 @@ def test_without_metrics_nothing_is_sampled(monkeypatch: pytest.MonkeyPatch) -> 
         assert made.get_forward_metrics() is None and made.get_layer_metrics() == []
 
 
-def window(energy: Series | Reading) -> Window:
+def window(energy: Series | Reading) -> SampleWindow:
     resident = Series("resident set of the process", 20 * MS)
     for at in range(0, 2000, 20):
         resident.append(at * MS, 1e6 + at)
@@ -126,7 +126,7 @@ def window(energy: Series | Reading) -> Window:
     for at in range(0, 2000, 100):
         level.append(at * MS, 50.0)
     track = energy if isinstance(energy, Reading) else energy.since(0)
-    return Window(track, resident.since(0), level.since(0), level.since(0), NO_GPU)
+    return SampleWindow(track, resident.since(0), level.since(0), level.since(0), NO_GPU)
 
 
 class FakeHost(HostClock):

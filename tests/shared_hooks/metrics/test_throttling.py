@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shared_hooks.doctor import Level, held_back
+from shared_hooks.doctor import CheckLevel, held_back
 from shared_hooks.metrics.sampler import Throttling, throttling
 from tests.shared_hooks.metrics.energy.test_trees import copy, machine
 
@@ -86,12 +86,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bits", "level", "says"),
     [
-        ("0x0", Level.OK, "none; hottest: cpu-thermal, 53 degrees"),
-        ("0x10000", Level.WARNING, "not now, but since boot: under-voltage; hottest: cpu-thermal, 53 degrees"),
-        ("0x10001", Level.WARNING, "under-voltage; hottest: cpu-thermal, 53 degrees"),
+        ("0x0", CheckLevel.OK, "none; hottest: cpu-thermal, 53 degrees"),
+        ("0x10000", CheckLevel.WARNING, "not now, but since boot: under-voltage; hottest: cpu-thermal, 53 degrees"),
+        ("0x10001", CheckLevel.WARNING, "under-voltage; hottest: cpu-thermal, 53 degrees"),
     ],
 )
-def test_a_doctor_says_so(bits: str, level: Level, says: str, tmp_path: Path) -> None:
+def test_a_doctor_says_so(bits: str, level: CheckLevel, says: str, tmp_path: Path) -> None:
     board = copy("raspberry-pi-4", tmp_path)
     (board / "vcgencmd-get_throttled.txt").write_text(f"throttled={bits}\n")
     (found,) = held_back(machine(board))

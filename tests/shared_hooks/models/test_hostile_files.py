@@ -151,7 +151,7 @@ def test_a_decoder_that_swells_ends_alone(monkeypatch: pytest.MonkeyPatch) -> No
         mode="RGBA", size=(12_000, 12_000), shorter_side=None, interpolation="bilinear", max_pixels=1 << 24
     )
     try:
-        with pytest.raises(picture.Refused) as refused:
+        with pytest.raises(picture.PictureRefused) as refused:
             decode(data, how)  # of 4000 x 4000, scaled to 12,000 x 12,000 of four bytes
         assert refused.value.kind == "TooLarge"
         assert decode(data, {**how, "size": (8, 8)})[1] == (8, 8)
@@ -162,7 +162,7 @@ def test_a_decoder_that_swells_ends_alone(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_decoder_that_hangs_is_ended() -> None:
     decode = picture.Decoder(seconds=0.0)
     how = picture.How(mode="RGB", size=None, shorter_side=None, interpolation="bilinear", max_pixels=1 << 24)
-    with pytest.raises(picture.Refused, match="takes more than 0 s"):
+    with pytest.raises(picture.PictureRefused, match="takes more than 0 s"):
         decode(large("PNG"), how)
     assert not decode._idle
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared_hooks.profiling.profile import Quartiles
-from shared_hooks.profiling.profiler import SMALLEST, Known, between, estimate, pick
+from shared_hooks.profiling.profiler import SMALLEST, MeasuredCut, between, estimate, pick
 
 cut_lists = st.lists(st.integers(0, 1 << 30), min_size=1, max_size=80).map(
     lambda sizes: [(number - 1, nbytes) for number, nbytes in enumerate(sizes)]
@@ -50,10 +50,10 @@ def stage(median: float) -> Quartiles:
     return Quartiles(median, median * 0.9, median * 1.2, 20)
 
 
-def known(*ids: int) -> list[Known]:
+def known(*ids: int) -> list[MeasuredCut]:
     """A world of straight lines: a layer takes 100 ns, a byte 2 ns to encode."""
     return [
-        Known(
+        MeasuredCut(
             number,
             64 * (10 + number),
             64 * (10 + number) + 200,
@@ -82,7 +82,7 @@ def test_an_estimate_says_that_nothing_was_measured_and_keeps_the_spread() -> No
 def test_a_slow_layer_between_two_measured_cuts_lands_in_the_right_place() -> None:
     slow = {"head": lambda layer_id: 100.0 * (layer_id + 1) + (5000 if layer_id >= 5 else 0)}
     ends = known(0, 9)
-    ends[1] = Known(9, 64 * 19, 64 * 19 + 200, {"head": stage(1050 + 5000), "encode": stage(128.0 * 19)})
+    ends[1] = MeasuredCut(9, 64 * 19, 64 * 19 + 200, {"head": stage(1050 + 5000), "encode": stage(128.0 * 19)})
     before, _, _ = estimate(4, 64 * 14, ends, slow)
     after, _, _ = estimate(5, 64 * 15, ends, slow)
     assert after["head"].median - before["head"].median > 5000
@@ -90,7 +90,7 @@ def test_a_slow_layer_between_two_measured_cuts_lands_in_the_right_place() -> No
 
 def test_the_clouds_answer_does_not_depend_on_the_frontier() -> None:
     cut = {"decode": stage(10), "inject": stage(5), "compute": stage(100), "encode": stage(7)}
-    pair = [Known(0, 10, 20, cut), Known(9, 10, 20, {**cut, "encode": stage(9)})]
+    pair = [MeasuredCut(0, 10, 20, cut), MeasuredCut(9, 10, 20, {**cut, "encode": stage(9)})]
     stages, _, _ = estimate(3, 1 << 20, pair, {"compute": lambda layer_id: 100.0})
     assert 7 <= stages["encode"].median <= 9
 

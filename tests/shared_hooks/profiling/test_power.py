@@ -12,7 +12,7 @@ import torch
 from shared_hooks.metrics.energy import Integrated, Meters
 from shared_hooks.metrics.records import Reading
 from shared_hooks.metrics.sampler import Sampler
-from shared_hooks.profiling.timers import Power, mean_reading
+from shared_hooks.profiling.timers import PowerMeters, mean_reading
 
 WATTS = 5.0
 
@@ -29,7 +29,7 @@ def sampling(meters: Meters) -> Iterator[Sampler]:
 def test_work_is_repeated_until_the_sensor_has_seen_it() -> None:
     meter = Integrated("fake", "board", "board", lambda: WATTS, period_s=0.05)
     with sampling(Meters((meter,))) as sampler:
-        power = Power(torch.device("cpu"), sampler)
+        power = PowerMeters(torch.device("cpu"), sampler)
         assert power.missing is None
         idle = power.idle()
         spent: list[float] = []
@@ -52,7 +52,7 @@ def test_work_is_repeated_until_the_sensor_has_seen_it() -> None:
 
 def test_without_a_meter_nothing_runs_and_the_reason_is_given() -> None:
     with sampling(Meters((), (("RAPL", "no permission to read /sys/energy_uj"),))) as sampler:
-        power = Power(torch.device("cpu"), sampler)
+        power = PowerMeters(torch.device("cpu"), sampler)
         runs: list[int] = []
         for reading in (power.idle(), power.repeat(lambda: runs.append(1), "runs"), power.share(1e9)):
             assert reading.status == "unavailable"
@@ -63,7 +63,7 @@ def test_without_a_meter_nothing_runs_and_the_reason_is_given() -> None:
 def test_no_share_before_anything_was_measured() -> None:
     meter = Integrated("fake", "board", "board", lambda: WATTS, period_s=0.05)
     with sampling(Meters((meter,))) as sampler:
-        assert Power(torch.device("cpu"), sampler).share(1e9).status == "unavailable"
+        assert PowerMeters(torch.device("cpu"), sampler).share(1e9).status == "unavailable"
 
 
 def test_a_mean_is_as_good_as_its_worst_part() -> None:

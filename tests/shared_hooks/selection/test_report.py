@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from edge_client.pruning import page
-from edge_client.pruning.data import Judged, Row, Trial
-from edge_client.pruning.page import Report, Served, Smaller, Way
+from edge_client.pruning.data import Judged, MaskRow, Trial
+from edge_client.pruning.page import PruneReport, Served, ServedWay, Smaller
 from shared_hooks.selection import Mask
 from shared_hooks.selection.capture import Captured
 
@@ -21,10 +21,10 @@ def trial() -> Trial:
     zeros = torch.zeros(4, dtype=torch.float64)
     captured = Captured("stem", 1, zeros, zeros, zeros, zeros, zeros.expand(2, 4), ("cat", None))
 
-    def row(scoring: str, seed: int, keep: int, right: float, calibrated: float | None) -> Row:
+    def row(scoring: str, seed: int, keep: int, right: float, calibrated: float | None) -> MaskRow:
         judged = Judged(right, right / 2)
         own = None if calibrated is None else Judged(calibrated, 1.0)
-        return Row(scoring, seed, keep, judged, own, Mask("stem", 1, tuple(range(keep)), (0.0,) * 4))
+        return MaskRow(scoring, seed, keep, judged, own, Mask("stem", 1, tuple(range(keep)), (0.0,) * 4))
 
     rows = (
         row("variance", 0, 1, 0.5, 0.625),
@@ -38,9 +38,9 @@ def trial() -> Trial:
     return Trial(captured, "stem", Judged(0.875, 1.0), rows, {"clusters": "no places"})
 
 
-def report() -> Report:
+def report() -> PruneReport:
     folder = Path("out")
-    return Report(
+    return PruneReport(
         model="tiny",
         layer="stem",
         trial=trial(),
@@ -49,8 +49,17 @@ def report() -> Report:
         random_seeds=2,
         smaller=(Smaller(2, "l1", Judged(0.5, 0.25), 0.375, 90, 120),),
         served=(
-            Served(Way("whole", 4, "stem", None), 400, 450, 2e6, (1e6, 3e6), 8, 7, 8),
-            Served(Way("mask", 2, "stem.select", folder / "mask-2.safetensors"), 200, 250, 1e6, (5e5, 2e6), 8, None, 8),
+            Served(ServedWay("whole", 4, "stem", None), 400, 450, 2e6, (1e6, 3e6), 8, 7, 8),
+            Served(
+                ServedWay("mask", 2, "stem.select", folder / "mask-2.safetensors"),
+                200,
+                250,
+                1e6,
+                (5e5, 2e6),
+                8,
+                None,
+                8,
+            ),
         ),
         files=("out/mask-2.safetensors",),
     )

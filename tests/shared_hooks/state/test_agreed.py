@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shared_hooks.modules.constants import weights_hash
-from shared_hooks.state.agreed import Agreed, Samples
+from shared_hooks.state.agreed import Agreed, TensorSamples
 from tests.zoo import CASES, Case
 
 SCALE = 2.0
@@ -136,7 +136,7 @@ def test_what_somebody_changes_is_noticed(what: str) -> None:
 def test_elements_are_looked_at_where_they_are(dtype: torch.dtype) -> None:
     whole = torch.arange(1, 61, dtype=torch.float32).to(dtype)
     views = [whole, whole[7:], whole.view(6, 10).t(), whole.view(3, 4, 5)[1:, :, ::2], whole[:0], whole[3]]
-    samples = Samples(views)
+    samples = TensorSamples(views)
     before = samples.now()
     bits = whole.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[whole.element_size()])
     at = torch.arange(60)

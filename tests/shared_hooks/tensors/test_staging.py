@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from shared_hooks.tensors import staging
-from shared_hooks.tensors.staging import LEAST_PINNED, Pinned
+from shared_hooks.tensors.staging import LEAST_PINNED, PinnedMemory
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-class Counted(Pinned):
+class Counted(PinnedMemory):
     """Ordinary memory in place of pinned memory; fails when it is told to."""
 
     fails = False

@@ -12,7 +12,7 @@ from torch import nn
 from edge_client import EdgeClient, local_server
 from edge_client.generation import SplitGenerator
 from edge_client.generation import drafting as drafts
-from edge_client.generation.drafting import Assistant, Constant, Drafting, FirstLayers, Lookup, Source
+from edge_client.generation.drafting import Assistant, Constant, Drafting, DraftSource, FirstLayers, Lookup
 from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
 from shared_hooks.generation import SplitForward
 from shared_hooks.lifecycle import Event
@@ -25,7 +25,7 @@ TOKENS = 20
 SOURCES = ["lookup", "assistant", "first layers"]
 
 
-def source_of(kind: str, name: str) -> Source:
+def source_of(kind: str, name: str) -> DraftSource:
     if kind == "lookup":
         return Lookup(2)
     return Assistant(make(name)) if kind == "assistant" else FirstLayers(cut_of(name))

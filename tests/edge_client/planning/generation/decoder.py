@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_client.planning.link import Curve, Link
-from shared_hooks.profiling.decoding import DecodingProfile, Line, Part
+from shared_hooks.profiling.decoding import DecoderPart, DecodingProfile, LineFit
 from shared_hooks.profiling.profile import Side
 
 MS = 1e6
@@ -13,13 +13,13 @@ WORDS = 1000
 def decoder(side: Side, block_ms: float, blocks: int = 8, hidden: int = 1024, state: int = 512) -> DecodingProfile:
     """``block_ms`` a block and token; 1 % more with every 100 tokens before it; a prompt's token a tenth."""
 
-    def part(name: str, ms: float, hidden: int = 0, state: int = 0) -> Part:
-        return Part(
+    def part(name: str, ms: float, hidden: int = 0, state: int = 0) -> DecoderPart:
+        return DecoderPart(
             name,
-            step=Line(ms * MS, ms * MS / 10_000),
-            prefill=Line(ms * MS, ms * MS / 10),
+            step=LineFit(ms * MS, ms * MS / 10_000),
+            prefill=LineFit(ms * MS, ms * MS / 10),
             weights_bytes=round(ms * 1e6),
-            state_bytes=Line(0, state),
+            state_bytes=LineFit(0, state),
             hidden_bytes=hidden,
         )
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from edge_client.call import Load
-from edge_client.planning.generation import KEY, Measured, Overhead, Workload, read_measured
+from edge_client.planning.generation import KEY, MeasuredGeneration, Overhead, Workload, read_measured
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling.decoding import Line
+from shared_hooks.profiling.decoding import LineFit
 from tests.edge_client.planning.generation.decoder import decoder, link
 
-MADE = Measured(
+MADE = MeasuredGeneration(
     decoder("edge", 5),
     decoder("edge", 6),
     decoder("cloud", 1),
     link(),
-    Overhead(-300.0, Line(150, 1)),
+    Overhead(-300.0, LineFit(150, 1)),
     Load(1, 2, 5e5),
 )
 

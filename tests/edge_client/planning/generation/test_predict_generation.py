@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from edge_client.call import Load
 from edge_client.planning.generation import (
-    Drafting,
     GenerationCandidate,
     Overhead,
+    PredictedDrafting,
     Workload,
     decide_generation,
     predict_generation,
 )
 from edge_client.planning.objective import Constraints, Objective
-from edge_client.planning.predict import Power
+from edge_client.planning.predict import GivenPower
 from edge_client.user_text import EDGE_ONLY
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling.decoding import Line
+from shared_hooks.profiling.decoding import LineFit
 from tests.edge_client.planning.generation.decoder import MS, WORDS, decoder, link
 
 EDGE, CLOUD = decoder("edge", 10), decoder("cloud", 1)
@@ -72,7 +72,7 @@ def test_what_the_two_sides_hold_adds_up_to_the_whole() -> None:
 
 
 def test_measured_overheads_count() -> None:
-    known = Overhead(2 * MS, Line(100, 8), Line(50, 16), Line(70), Line(90))
+    known = Overhead(2 * MS, LineFit(100, 8), LineFit(50, 16), LineFit(70), LineFit(90))
     plain = named(predict_generation(EDGE, CLOUD, link(), SHORT))["layers.0"]
     one = named(predict_generation(EDGE, CLOUD, link(), SHORT, overhead=known))["layers.0"]
     fewer = (one.token.bytes_up + one.token.bytes_down - plain.token.bytes_up - plain.token.bytes_down) * 1e3
@@ -111,9 +111,9 @@ def test_more_tokens_before_it_never_make_a_token_faster(shorter: int, more: int
 
 @given(tokens=st.integers(0, 20), acceptance=st.floats(0, 1))
 def test_a_round_gives_between_one_token_and_all_that_were_drafted(tokens: int, acceptance: float) -> None:
-    expected = Drafting(tokens, acceptance).tokens_per_round
+    expected = PredictedDrafting(tokens, acceptance).tokens_per_round
     assert 1 <= expected <= tokens + 1
-    assert Drafting(tokens + 1, acceptance).tokens_per_round >= expected
+    assert PredictedDrafting(tokens + 1, acceptance).tokens_per_round >= expected
     if acceptance < 0.99:
         assert expected == pytest.approx((1 - acceptance ** (tokens + 1)) / (1 - acceptance))
 
@@ -124,14 +124,14 @@ def test_drafts_that_are_never_right_only_cost_and_those_that_are_always_right_s
 ) -> None:
     far = link(rtt_ms=200)
 
-    def token_ns(drafting: Drafting) -> float:
+    def token_ns(drafting: PredictedDrafting) -> float:
         found = predict_generation(EDGE, CLOUD, far, replace(SHORT, drafting=drafting))
         return named(found)["layers.0"].token.latency_ns
 
-    plain = token_ns(Drafting())
-    assert token_ns(Drafting(tokens, 0.0)) > plain
-    assert token_ns(Drafting(tokens, 1.0)) < plain
-    assert token_ns(Drafting(tokens, 1.0, token_ns=1e9)) > plain
+    plain = token_ns(PredictedDrafting())
+    assert token_ns(PredictedDrafting(tokens, 0.0)) > plain
+    assert token_ns(PredictedDrafting(tokens, 1.0)) < plain
+    assert token_ns(PredictedDrafting(tokens, 1.0, token_ns=1e9)) > plain
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_comes_back_of_the_logits_is_what_was_asked_for(
 ) -> None:
     found = named(predict_generation(EDGE, CLOUD, link(), replace(SHORT, answer=answer)))
     assert found["layers.3"].token.bytes_down == down + 200
-    drafted = replace(SHORT, answer=answer, drafting=Drafting(3, 0.0))
+    drafted = replace(SHORT, answer=answer, drafting=PredictedDrafting(3, 0.0))
     assert named(predict_generation(EDGE, CLOUD, link(), drafted))["layers.3"].token.bytes_down == 4 * down + 200
 
 
@@ -171,7 +171,7 @@ def test_a_limit_on_the_edges_memory_rejects_cuts_that_keep_more_here() -> None:
 
 
 def test_energy_is_by_the_watts_that_are_given_or_refused_by_name() -> None:
-    one = named(predict_generation(EDGE, CLOUD, link(), SHORT, power=Power(10, 2)))["layers.0"].token
+    one = named(predict_generation(EDGE, CLOUD, link(), SHORT, power=GivenPower(10, 2)))["layers.0"].token
     work = one.stages_ns["edge"]
     assert one.edge_energy.value == pytest.approx((10 * work + 2 * (one.latency_ns - work)) / 1e9)
     with pytest.raises(SpecError, match="objective energy: unavailable"):
@@ -190,10 +190,10 @@ def test_profiles_of_different_models_are_refused() -> None:
         lambda: Workload(new_tokens=0),
         lambda: Workload(answer=("top", 0)),
         lambda: Workload(answer=("all",)),
-        lambda: Drafting(-1),
-        lambda: Drafting(1, 1.5),
-        lambda: Drafting(1, float("nan")),
-        lambda: Drafting(1, 0.5, -1.0),
+        lambda: PredictedDrafting(-1),
+        lambda: PredictedDrafting(1, 1.5),
+        lambda: PredictedDrafting(1, float("nan")),
+        lambda: PredictedDrafting(1, 0.5, -1.0),
         lambda: decide_generation(predict_generation(EDGE, CLOUD, link(), SHORT), "speed"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared_hooks.metrics.sampler import LENGTH, REACH_NS, Series, Track, Words
+from shared_hooks.metrics.sampler import LENGTH, REACH_NS, Series, SeriesNotes, Track
 
 MS = 1_000_000
 
@@ -131,7 +131,7 @@ def test_what_intervals_between_two_samples_share_is_what_each_would_be_told(
 ) -> None:
     times = list(itertools.accumulate(gaps))
     values = [float(level) for level in levels[: len(times)]]
-    words = Words.of("meter", 20 * MS)
+    words = SeriesNotes.of("meter", 20 * MS)
     quick, thorough = Track(words, 20 * MS, times, values), Thorough(words, 20 * MS, times, values)
     on_samples = times[:3]
     for begin in (start, start % (200 * MS), *on_samples, *(at - length for at in on_samples)):

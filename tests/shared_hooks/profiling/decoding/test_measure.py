@@ -9,8 +9,8 @@ from torch import nn
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.profiling.decoding import (
     LEAST_ROUNDS,
+    DecodingMeasurement,
     DecodingProfile,
-    Measurement,
     blocks_of,
     fitting_lengths,
     weights_bytes,
@@ -29,7 +29,7 @@ LISTS = {
 
 
 def measured(model: nn.Module, name: str) -> DecodingProfile:
-    measurement = Measurement(model, name, "edge", lengths=(8, 32))
+    measurement = DecodingMeasurement(model, name, "edge", lengths=(8, 32))
     for _ in range(LEAST_ROUNDS):
         measurement.round()
     return measurement.result()
@@ -65,7 +65,7 @@ def test_a_recurrent_state_does_not_grow() -> None:
 
 def test_nothing_stays_on_the_model() -> None:
     model = make("gpt2")
-    measurement = Measurement(model, "gpt2", "edge", lengths=(8,))
+    measurement = DecodingMeasurement(model, "gpt2", "edge", lengths=(8,))
     measurement.round()
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
 
@@ -84,7 +84,7 @@ def test_prompts_are_drawn_alike_every_time() -> None:
 
 def test_models_that_are_not_called_step_by_step_are_refused() -> None:
     with pytest.raises(SpecError, match="has no generate"):
-        Measurement(nn.Linear(2, 2), "linear", "edge")
+        DecodingMeasurement(nn.Linear(2, 2), "linear", "edge")
 
 
 def test_a_model_without_blocks_is_refused() -> None:
