@@ -16,10 +16,10 @@ from shared_hooks.errors import CutRefused, InputMismatch, ModelFailed, UnknownL
 from shared_hooks.forward import Session, context
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
-from shared_hooks.metrics import ForwardMetrics, LayerMetrics
+from shared_hooks.metrics import ForwardMetrics, LayerColumns, LayerMetrics
 from shared_hooks.modules import INPUT, attach, constants, tables
 from shared_hooks.modules.manifest import Fact, manifest
-from shared_hooks.planning import Cut, LayerInfo, LayerTable, Loads, Plan
+from shared_hooks.planning import Cut, LayerInfo, Loads, Plan, PlanLayers
 from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import summary_of
@@ -130,12 +130,12 @@ class WrappedModel(Runs):
         self._planner.refuse(layer, reason)
 
     @property
-    def layers(self) -> LayerTable:
+    def layers(self) -> PlanLayers:
         """The layers of the latest plan, in execution order."""
         return self._planner.latest.layers
 
     @property
-    def cuts(self) -> LayerTable:
+    def cuts(self) -> PlanLayers:
         """All possible cuts of the latest plan, in execution order: its layers, and the blocks with code after their
         last layer (a sum, an activation). A block's name is the cut after it has returned.
         """
@@ -282,22 +282,18 @@ class WrappedModel(Runs):
     def get_layer_metrics(self) -> list[LayerMetrics]:
         """Return one record per layer call of this thread's last forward."""
         session: Session | None = getattr(self._own, "session", None)
-        return [] if session is None else session.metrics()
+        return [] if session is None else list(session.metrics())
 
     def get_forward_metrics(self) -> ForwardMetrics | None:
         """Return the record of this thread's last forward as a whole; None before the first, and without metrics."""
         session: Session | None = getattr(self._own, "session", None)
         return None if session is None or session.measurement is None else session.measurement.forward_metrics()
 
-    def last_records(self) -> Callable[[], tuple[list[LayerMetrics], ForwardMetrics | None]]:
-        """Return a function that makes both for this thread's last forward, in some microseconds per layer, now or
-        later.
-        """
+    def last_records(self) -> Callable[[], tuple[LayerColumns, ForwardMetrics | None]]:
+        """Return a function that makes both for this thread's last forward, now or later."""
         session: Session | None = getattr(self._own, "session", None)
         measurement = None if session is None else session.measurement
-        return lambda: (
-            ([], None) if measurement is None else (measurement.layer_metrics(), measurement.forward_metrics())
-        )
+        return lambda: (LayerColumns(), None) if measurement is None else measurement.records()
 
     def durations(self) -> dict[str, int]:
         """Return nanoseconds of this thread's last forward: ``head``, or ``inject`` and ``compute``, or ``whole``."""

@@ -31,7 +31,7 @@ from edge_client.model_choice import ModelChoice
 from edge_client.tasks.leakage import leakage
 from edge_client.tasks.learn import Learned, learn
 from edge_client.tasks.subject import subject_of
-from edge_client.user_input import Given, LoadedModel, given, labelled, load
+from edge_client.user_input import LoadedModel, NamedInput, labelled, load
 from shared_hooks.codecs import RAW, register
 from shared_hooks.crossing import EarlyOutput, books_of
 from shared_hooks.models.digits.train import as_tensors, distort, load_images
@@ -57,7 +57,7 @@ def unlabelled(count: int, *, choose: bool = False) -> list[torch.Tensor]:
     return list(torch.cat(found)[:count].split(1))
 
 
-def unseen(copies: int) -> list[Given]:
+def unseen(copies: int) -> list[NamedInput]:
     """Held-out images and ``copies`` distorted ones of each, with their labels."""
     pixels, truths = as_tensors(load_images()[1])
     dice = torch.Generator().manual_seed(31)
@@ -66,7 +66,9 @@ def unseen(copies: int) -> list[Given]:
     return labelled([(image, str(label)) for image, label in zip(every.split(1), labels, strict=True)], "input")
 
 
-def judged(loaded: LoadedModel, found: Learned, items: Sequence[Given], learnt: Sequence[Given]) -> dict[str, Any]:
+def judged(
+    loaded: LoadedModel, found: Learned, items: Sequence[NamedInput], learnt: Sequence[NamedInput]
+) -> dict[str, Any]:
     """The learned codec and the others at its cut: bytes, points of accuracy, and the best of the others."""
     name = register(f"learned:{found.file}")
     study = Study(
@@ -144,7 +146,7 @@ def digits(options: argparse.Namespace) -> dict[str, Any]:
     items, found = unseen(options.copies), []
     loaded = load(choice)
     with loaded.wrapped:
-        learnt = given(unlabelled(200))
+        learnt = named_inputs(unlabelled(200))
         for cut in options.cuts:
             found.append(judged(loaded, _learned(choice, cut, options.inputs), items, learnt))
             _show(found[-1])
@@ -228,7 +230,7 @@ def taught(make: type[nn.Module], epochs: int) -> nn.Module:
 
 def networks(options: argparse.Namespace) -> dict[str, Any]:
     """A cut in the middle of each."""
-    items, learnt, found = unseen(options.copies), given(unlabelled(200)), {}
+    items, learnt, found = unseen(options.copies), named_inputs(unlabelled(200)), {}
     for name, (make, cuts) in NETWORKS.items():
         net = taught(make, options.epochs)
         rows = []
@@ -286,7 +288,7 @@ def noise_control(options: argparse.Namespace) -> dict[str, float]:
 
     loaded = load(ModelChoice("digits", threads=options.threads))
     with loaded.wrapped:
-        examples = examples_of(loaded, "stage1.1.relu#2", given(unlabelled(options.inputs)))
+        examples = examples_of(loaded, "stage1.1.relu#2", named_inputs(unlabelled(options.inputs)))
         _, target = target_of(examples)
         dice = np.random.default_rng(0)
         parts, span = Split.of(len(examples), 0, 200), float(target.max() - target.min())
@@ -338,7 +340,7 @@ def _passages(words: Any, count: int) -> Iterator[torch.Tensor]:
     yield from rows[:: max(1, len(rows) // count)][:count].split(1)
 
 
-def by_step(loaded: LoadedModel, cut: str, items: Sequence[Given], learnt: Sequence[Given]) -> dict[str, Any]:
+def by_step(loaded: LoadedModel, cut: str, items: Sequence[NamedInput], learnt: Sequence[NamedInput]) -> dict[str, Any]:
     """Accuracy and bytes of the codec "basis" with its steps, learnt from ``learnt``: a study keeps the coarsest one
     that is *shown* to lose no more than is allowed, and others may lose no more as well.
     """
@@ -370,7 +372,7 @@ def by_step(loaded: LoadedModel, cut: str, items: Sequence[Given], learnt: Seque
 
 def basis(options: argparse.Namespace) -> dict[str, Any]:
     """Each cut of the other runs."""
-    items, learnt, found = unseen(options.copies), given(unlabelled(400)), {}
+    items, learnt, found = unseen(options.copies), named_inputs(unlabelled(400)), {}
     loaded = load(ModelChoice("digits", threads=options.threads))
     with loaded.wrapped:
         for cut in options.cuts:

@@ -21,15 +21,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+import xxhash
 from torch import nn
 
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import Crossing, ForwardMetrics, LayerMetrics, Parcel, TensorShape
+from shared_hooks import Crossing, ForwardMetrics, Parcel
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.generation import StepLink
 from shared_hooks.generation.together import Ended, Outcome
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.metrics import FORWARD_READINGS, LAYER_READINGS, NOT_SAMPLED, Reading
+from shared_hooks.metrics import FORWARD_READINGS, LAYER_READINGS, NOT_SAMPLED, LayerColumns, LayerTable, Reading
 from shared_hooks.modules import weights_hash
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.state import PythonState
@@ -72,26 +73,20 @@ class NumberedReadings:
         return known
 
 
-def put(reply: split_pb2.ReplyHeader, layers: Collection[LayerMetrics], forward: ForwardMetrics | None) -> None:
+def put(reply: split_pb2.ReplyHeader, layers: LayerColumns, forward: ForwardMetrics | None) -> None:
     """Write a tail's metrics into its reply."""
-    number, add = NumberedReadings(reply).number, reply.layers.add
-    known: dict[int, int] = {}  # by identity: ``layers`` keep them alive
-    for layer in layers:
-        metric = add(
-            layer_id=layer.layer_id,
-            name=layer.name,
-            layer_type=layer.layer_type,
-            output_bytes=layer.output_bytes,
-            outputs=map(_shape, layer.outputs),
-        )
-        metric.inference_ns = layer.inference_ns
-        if layer.cpu_ns is not None:
-            metric.cpu_ns = layer.cpu_ns
-        for name in LAYER_READINGS:
-            reading = getattr(layer, name)
-            if (found := known.get(id(reading))) is None:
-                found = known[id(reading)] = number(reading)
-            setattr(metric, name, found)
+    number = NumberedReadings(reply).number
+    if layers:
+        columns = reply.layers
+        columns.table, columns.described = _described(layers.table)
+        columns.inference_ns.extend(layers.inference_ns)
+        columns.cpu_ns.extend(layers.cpu_ns or ())
+        rows = {id(row): row for row in layers.readings}
+        numbers = {key: [number(reading) for reading in row] for key, row in rows.items()}
+        found = zip(*[numbers[id(row)] for row in layers.readings], strict=True)
+        for name, column in zip(LAYER_READINGS, found, strict=True):
+            same = column.count(column[0]) == len(column)
+            getattr(columns, name).extend((column[:1] if column[0] else ()) if same else column)
     if forward is not None:
         reply.forward.CopyFrom(
             split_pb2.ForwardMetric(
@@ -103,10 +98,23 @@ def put(reply: split_pb2.ReplyHeader, layers: Collection[LayerMetrics], forward:
         )
 
 
-@functools.lru_cache(4096)
-def _shape(shape: TensorShape) -> split_pb2.TensorShape:
-    """Return a shape as a message, cached because a model's shapes recur. Do not modify it."""
-    return split_pb2.TensorShape(dtype=shape.dtype, shape=shape.shape)
+@functools.lru_cache(256)
+def _described(table: LayerTable) -> tuple[int, bytes]:
+    """Return a table's digest and description (`split_pb2.LayerTable`)."""
+    outputs = [
+        split_pb2.LayerOutputs(tensors=[split_pb2.TensorShape(dtype=one.dtype, shape=one.shape) for one in each])
+        for each in table.outputs
+    ]
+    message = split_pb2.LayerTable(layer_id=table.ids, name=table.names, layer_type=table.types, outputs=outputs)
+    described = message.SerializeToString()
+    return xxhash.xxh3_64_intdigest(described), described
+
+
+def leave_out(reply: split_pb2.ReplyHeader, known: Collection[int]) -> None:
+    """Leave out of a reply the tables of layers that its client has, by their digests."""
+    for layers in (reply.layers, *[part.layers for part in reply.parts]):
+        if layers.table in known:
+            layers.ClearField("described")
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,7 @@ class Computed:
         inject_ns: int = 0,
         compute_ns: int = 0,
         encode_ns: int = 0,
-        layers: Collection[LayerMetrics] = (),
+        layers: LayerColumns | None = None,
         forward: ForwardMetrics | None = None,
         transforms: Iterable[str] = (),
         session_bytes: int = 0,
@@ -218,7 +226,7 @@ class Computed:
                 decode_ns=decode_ns, inject_ns=inject_ns, compute_ns=compute_ns, encode_ns=encode_ns
             ),
         )
-        put(reply, layers, forward)
+        put(reply, layers or LayerColumns(), forward)
         return cls(reply, buffers, session_bytes, is_done, cut)
 
     @property
@@ -245,10 +253,10 @@ def join_reply(
     own.batch_size, own.compiled = max(own.batch_size, rest.batch_size), own.compiled or rest.compiled
     own.durations.onward_ns += took_ns
     part = own.parts.add(server=server, cut=cut, bytes_up=bytes_up, sends=sends)
-    for name in ("durations", "forward", "load"):
+    for name in ("durations", "forward", "layers", "load"):
         if rest.HasField(name):
             getattr(part, name).CopyFrom(getattr(rest, name))
-    for name in ("layers", "notes", "readings", "transforms"):
+    for name in ("notes", "readings", "transforms"):
         getattr(part, name).extend(getattr(rest, name))
     part.observations = rest.observations
     own.parts.extend(rest.parts)

@@ -639,8 +639,7 @@ class ServedModel:
             self._guard.check()
         computed = time.perf_counter_ns()
         durations = self._wrapped.durations()  # before further hooks, which may run the model
-        layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()
-        forward = self._wrapped.get_forward_metrics() if want_metrics else None
+        layers, forward = self._wrapped.last_records()() if want_metrics else (None, None)
         if of_file:
             self._lifecycle.emit(Stage.AFTER_TAIL, split=FILE, output=output)
         return packed(

@@ -55,6 +55,8 @@ class ServerAnswer:
         return OVERHEAD + self.nbytes + 2 * besides
 
 
+MAX_TABLES = 16
+"""The maximum number of tables of layers that a request may name; there is one for each part of a chain."""
 MOST_UNDER_WAY_NS = 600 * 10**9
 """A client's claim that its first byte left longer ago than this is ignored."""
 OVERHEAD = 1 << 10
@@ -168,6 +170,8 @@ class Request:
         self.payload_bytes = frame.payload_bytes
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
+        self.known_tables = frozenset(frame.known_tables[:MAX_TABLES])
+        """Tables of layers that its client has (`LayerColumns.table`)."""
         self.route = tuple(frame.route)
         """The parts after this server's."""
         self.together = frame.together

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cloud_server import wire
 from cloud_server.limits import Limits
-from cloud_server.models import Computed, Engine, join_reply
+from cloud_server.models import Computed, Engine, join_reply, leave_out
 from cloud_server.requests.request import Key, Outlet, Request, RequestState, ServerAnswer
 from protos.frames import HeadedReply, cut
 from protos.isthmus.v1 import split_pb2
@@ -51,6 +51,8 @@ def computed_answer(request: Request, computed: Computed, started_ns: int, load:
     reply.durations.receive_ns = request.complete_ns - request.sent_ns
     reply.durations.complete_ns = request.complete_ns
     reply.durations.queue_ns = started_ns - request.complete_ns - request.read_ns
+    if request.known_tables:
+        leave_out(reply, request.known_tables)
     if not computed.is_part and reply.payload_bytes <= request.inline_bytes:
         reply.payload, buffers = b"".join(buffers), ()
     return ServerAnswer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
@@ -63,6 +65,8 @@ def joined_answer(
     reply = request.reply = split_pb2.ReplyHeader()
     reply.CopyFrom(own)
     join_reply(reply, rest, hop.server, hop.cut, bytes_up=hop.bytes_up, sends=hop.sends, took_ns=hop.took_ns)
+    if request.known_tables:
+        leave_out(reply, request.known_tables)
     buffers: tuple[memoryview, ...] = (memoryview(hop.payload),)
     if reply.payload_bytes <= request.inline_bytes:
         reply.payload, buffers = bytes(hop.payload), ()

@@ -145,7 +145,7 @@ class SplitServicer:
             "Session": grpc.stream_stream_rpc_method_handler(
                 self.session, response_serializer=frames.serialize_server_frame
             ),
-            "ProbeStream": grpc.stream_stream_rpc_method_handler(
+            "Probe": grpc.stream_stream_rpc_method_handler(
                 self.probe, request_deserializer=parse_probe, response_serializer=padding.serialize_reply
             ),
             "Profile": grpc.unary_stream_rpc_method_handler(

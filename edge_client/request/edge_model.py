@@ -20,6 +20,7 @@ from edge_client.inputs import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.request.ahead import Ahead, PackedFrame, SentFrames, Way
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
+from edge_client.transport.times import LayerTables
 from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
@@ -67,7 +68,7 @@ CUTS: Final = 64
 """The number of remembered descriptions with books; each form of inputs has its own."""
 NEAR: Final = 0.7
 """The similarity from which a split is taken for "auto" and the like rather than for a layer."""
-Records = tuple[list[LayerMetrics], ForwardMetrics | None]
+Records = tuple[Sequence[LayerMetrics], ForwardMetrics | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class LocalRun:
     """The result of the whole model run here."""
 
     output: Any
-    layers: list[LayerMetrics]
+    layers: Sequence[LayerMetrics]
     forward: ForwardMetrics | None
     observations: Observations = field(default_factory=dict)
     transforms: tuple[str, ...] = ()
@@ -125,6 +126,7 @@ class EdgeModel:
         lifecycle: Lifecycle | None = None,
     ) -> None:
         self.codec = codecs.check(codec)
+        self.layer_tables = LayerTables()
         self.chooser = chooser
         self._learnt = learnt
         self.books: dict[str, Books] = {} if learnt is None else dict(learnt.books)

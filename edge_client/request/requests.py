@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,9 +17,11 @@ from edge_client.transport import Connection, Exchange, Outgoing, ServerTimes, S
 from edge_client.transport.times import forward_metrics, layer_metrics
 from edge_client.user_text import EDGE_ONLY
 from edge_client.witness import Witness, Witnesses
+from shared_hooks import LayerMetrics
 from shared_hooks.codecs import by_wire
 from shared_hooks.errors import Cancelled, CodecFailed, CutRefused, IsthmusError, PlanMismatch, ReferenceLost
 from shared_hooks.lifecycle import About, Stage
+from shared_hooks.metrics import LayerTable
 from shared_hooks.modules import INPUT
 
 # `Steps`: requests of a decoding session, packed by `edge_client.generation`.
@@ -230,9 +232,13 @@ class Receiver:
         witness, output = self._witness(running, output)
         times = Times.from_stamps(stamps, wire.server_times(exchange.reply.durations))
         self._learn(running, times)
-        layers_cloud, parts = layer_metrics(exchange.reply), list(map(wire.part_of, exchange.reply.parts))
-        for part in parts:
-            layers_cloud += part.layers
+        tables: dict[int, LayerTable] = {}
+        layers_of = partial(layer_metrics, known=exchange.known_tables, found=tables)
+        layers_cloud: Sequence[LayerMetrics] = layers_of(exchange.reply)
+        parts = [wire.part_of(part, layers_of) for part in exchange.reply.parts]
+        if parts:
+            layers_cloud = [*layers_cloud, *(layer for part in parts for layer in part.layers)]
+        self._edge_model.layer_tables.learn(exchange.cut_digest, tables)
         return Answer(
             output=output,
             postprocess=self._postprocess,

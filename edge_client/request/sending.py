@@ -543,6 +543,8 @@ class Sender:
             is_new = before is not None or (ahead is not None and ahead.has_left and opening is None)
             id = self._reports.next_id() if is_new else about.id
             exchange = self.exchange(id, head.outgoing, stamps, until, about, reservation, together, head.answer_bytes)
+            if opening is not None:
+                exchange.known_tables = {**exchange.known_tables, **opening.known_tables}
         except BaseException:
             reservation.release()
             if ahead is not None:
@@ -591,6 +593,7 @@ class Sender:
             stamps=stamps,
             check_header=lambda header, size: wire.check_answer(header, size, limit),
             want_metrics=self._wants_metrics,
+            known_tables=self._edge_model.layer_tables.of(outgoing.cut_digest),
             together=together,
             observers=self._edge_model.observers,
             about=about,
@@ -611,17 +614,19 @@ class Sender:
         """Announce a request of ``most`` bytes whose head is running; None if it would not be sent before it is
         complete.
         """
+        known = self._edge_model.layer_tables.of(crossing.digest)
         header = wire.open_header(
             about,
             crossing.digest,
             most,
             until - time.monotonic(),
             want_metrics=self._wants_metrics,
+            known_tables=known,
             together=together,
             hooks=self._edge_model.observers,
             route=route,
         )
-        opening = Opening(header, wire.cut_frame(crossing.digest, crossing.to_bytes()))
+        opening = Opening(header, wire.cut_frame(crossing.digest, crossing.to_bytes()), known)
         return opening if connection.begin(opening) else None
 
     @property

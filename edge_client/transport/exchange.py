@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from edge_client.transport.times import Stamps, now_ns
+from edge_client.transport.times import NO_TABLES, Stamps, Tables, now_ns
 from protos.frames import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Disagreement, IsthmusError, RemoteError, TooLarge
@@ -55,6 +55,7 @@ class Exchange:
         stamps: Stamps,
         check_header: Callable[[bytes, int], None],
         want_metrics: bool = True,
+        known_tables: Tables = NO_TABLES,
         together: bool = False,
         observers: Sequence[str] = (),
         about: About | None = None,
@@ -68,6 +69,7 @@ class Exchange:
         self.until = until  # time.monotonic() at which the caller gives up
         self.stamps = stamps
         self.want_metrics = want_metrics
+        self.known_tables = known_tables  # the server does not describe them again
         self.together = together  # whether the server may compute it as part of a batch
         self.observers = observers
         self.about = about or About(request_id, 0)

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from edge_client.transport import wire
 from edge_client.transport.exchange import Exchange, Waiting
 from edge_client.transport.options import Counters
-from edge_client.transport.times import ServerClock, now_ns
+from edge_client.transport.times import NO_TABLES, ServerClock, Tables, now_ns
 from protos.frames import ChunkFrame, ClientFrame, HeadedReply, HeadedRequest, ServerFrame, cut, reply_of
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import by_name
@@ -50,9 +50,12 @@ class Opening:
     line.
     """
 
-    def __init__(self, header: split_pb2.RequestHeader, described: split_pb2.ClientFrame) -> None:
+    def __init__(
+        self, header: split_pb2.RequestHeader, described: split_pb2.ClientFrame, known_tables: Tables = NO_TABLES
+    ) -> None:
         self.header = header
         self.described = described
+        self.known_tables = known_tables
         self.line: SendQueue | None = None
         self.exchange: Exchange | None = None
         """What it has become."""

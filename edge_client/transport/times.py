@@ -21,16 +21,31 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import ForwardMetrics, LayerMetrics, TensorShape
+from shared_hooks import ForwardMetrics, TensorShape
 from shared_hooks.errors import BadFrame
-from shared_hooks.metrics import FORWARD_READINGS, LAYER_READINGS, NOT_SAMPLED, Reading, Status
+from shared_hooks.metrics import (
+    FORWARD_READINGS,
+    LAYER_READINGS,
+    NOT_SAMPLED,
+    LayerColumns,
+    LayerTable,
+    Reading,
+    Status,
+)
 from shared_hooks.tensors import dtype_named
+
+T = TypeVar("T")
 
 now_ns: Callable[[], int] = time.perf_counter_ns
 
@@ -282,10 +297,19 @@ STATUS: dict[int, Status] = {
 MAX_NOTE = 1000
 MAX_RANK = 64
 MAX_BYTES = 1 << 63
+MAX_CUTS: Final = 64
+"""The number of cuts whose tables of layers are remembered."""
+MAX_TABLES: Final = 16
+"""... and of tables at one cut: an answer has one for each server of a chain; data may decide which layers run."""
 
 
 Report = split_pb2.ReplyHeader | split_pb2.Part
 """The report of the first server of a chain, or of a later one."""
+
+
+Tables = Mapping[int, LayerTable]
+"""Tables of layers by digest."""
+NO_TABLES: Final[Tables] = MappingProxyType({})
 
 
 class ReplyReadings:
@@ -297,24 +321,86 @@ class ReplyReadings:
             raise BadFrame(f"the reply's metrics: a note of more than {MAX_NOTE} characters")
         self.each = [NOT_SAMPLED, *[_reading(one, notes) for one in reply.readings]]
 
-    def named(self, names: tuple[str, ...], message: Any) -> list[Reading]:
-        """Return the readings that a message refers to in these fields."""
-        numbers = [getattr(message, name) for name in names]
-        if (most := max(numbers)) >= len(self.each):
+    def named(self, numbers: Sequence[int]) -> list[Reading]:
+        """Return the readings with these numbers."""
+        if numbers and (most := max(numbers)) >= len(self.each):
             raise BadFrame(f"the reply's metrics: reading {most} of {len(self.each) - 1}")
         return [self.each[number] for number in numbers]
 
 
-def layer_metrics(reply: Report) -> list[LayerMetrics]:
-    """Return the tail's layers. Raises BadFrame."""
+class LayerTables:
+    """The tables of layers in answers at each cut, which a server need not describe again. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._by_cut: OrderedDict[str, Tables] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, cut_digest: str) -> Tables:
+        """Return those to name in a request."""
+        return self._by_cut.get(cut_digest, NO_TABLES)
+
+    def learn(self, cut_digest: str, tables: Tables) -> None:
+        """Keep the tables of an answer."""
+        if tables.keys() <= self.of(cut_digest).keys():
+            return
+        with self._lock:
+            known = {**self.of(cut_digest), **tables}
+            self._by_cut[cut_digest] = dict(list(known.items())[-MAX_TABLES:])
+            while len(self._by_cut) > MAX_CUTS:
+                self._by_cut.popitem(last=False)
+
+
+def layer_metrics(reply: Report, known: Tables, found: dict[int, LayerTable]) -> LayerColumns:
+    """Return the tail's layers. ``known``: the tables named in the request; the reply's own is added to ``found``.
+
+    Raises BadFrame.
+    """
+    if not reply.HasField("layers"):
+        return LayerColumns()
+    columns = reply.layers
+    if columns.described:
+        table = _table(columns.described)
+    elif (kept := known.get(columns.table)) is not None:
+        table = kept
+    else:
+        raise BadFrame("the reply's metrics: a table of layers that was not sent")
+    found[columns.table] = table
     readings = ReplyReadings(reply)
-    found = []
-    for layer in reply.layers:
-        times = layer.inference_ns, layer.output_bytes, _outputs(layer)
-        cpu_ns = layer.cpu_ns if layer.HasField("cpu_ns") else None
-        known = readings.named(LAYER_READINGS, layer)
-        found.append(LayerMetrics(layer.layer_id, layer.name, layer.layer_type, *times, cpu_ns, *known))
-    return found
+    each = [_column(name, readings.named(getattr(columns, name)) or [NOT_SAMPLED], table) for name in LAYER_READINGS]
+    return LayerColumns(
+        table,
+        _column("inference_ns", list(columns.inference_ns), table),
+        _column("cpu_ns", list(columns.cpu_ns), table) if columns.cpu_ns else None,
+        list(zip(*each, strict=True)),
+    )
+
+
+def _column(name: str, values: list[T], table: LayerTable) -> list[T]:
+    """Return one value for each layer."""
+    if len(values) == 1:
+        return values * len(table.ids)
+    if len(values) != len(table.ids):
+        raise BadFrame(f"the reply's metrics: {name} of {len(values)} layers; there are {len(table.ids)}")
+    return values
+
+
+def _table(described: bytes) -> LayerTable:
+    """Read a description (`split_pb2.LayerTable`). Raises BadFrame."""
+    try:
+        message = split_pb2.LayerTable.FromString(described)
+    except DecodeError as error:
+        raise BadFrame(f"the reply's metrics: {error}") from error
+    lengths = {len(message.layer_id), len(message.name), len(message.layer_type), len(message.outputs)}
+    if len(lengths) != 1:
+        raise BadFrame("the reply's metrics: a table of layers with columns of several lengths")
+    shapes = [[_shape(one.dtype, tuple(one.shape)) for one in each.tensors] for each in message.outputs]
+    return LayerTable(
+        tuple(message.layer_id),
+        tuple(message.name),
+        tuple(message.layer_type),
+        tuple(tuple(shape for shape, _ in each) for each in shapes),
+        tuple(sum(nbytes for _, nbytes in each) for each in shapes),
+    )
 
 
 def forward_metrics(reply: Report) -> ForwardMetrics | None:
@@ -324,7 +410,7 @@ def forward_metrics(reply: Report) -> ForwardMetrics | None:
     forward = reply.forward
     if forward.layers_ns > forward.total_ns:
         raise BadFrame(f"the reply's metrics: layers of {forward.layers_ns} ns in {forward.total_ns} ns")
-    readings = ReplyReadings(reply).named(FORWARD_READINGS, forward)
+    readings = ReplyReadings(reply).named([getattr(forward, name) for name in FORWARD_READINGS])
     return ForwardMetrics(
         total_ns=forward.total_ns,
         layers_ns=forward.layers_ns,
@@ -347,23 +433,10 @@ def _reading(message: split_pb2.Reading, notes: list[str]) -> Reading:
     return Reading(value, status, notes[message.note])
 
 
-def _outputs(layer: split_pb2.LayerMetric) -> tuple[TensorShape, ...]:
-    """Shapes whose sizes match the reported bytes."""
-    shapes, nbytes = [], 0
-    for one in layer.outputs:
-        shape, its_bytes = _shape(one.dtype, tuple(one.shape))
-        shapes.append(shape)
-        nbytes += its_bytes
-    if shapes and nbytes != layer.output_bytes:
-        raise BadFrame(
-            f"the reply's metrics: layer {layer.layer_id} with {layer.output_bytes} bytes of output, but other shapes"
-        )
-    return tuple(shapes)
-
-
 @functools.lru_cache(4096)
 def _shape(dtype: str, shape: tuple[int, ...]) -> tuple[TensorShape, int]:
     """Return a shape and its bytes, cached because a model's shapes recur."""
-    if len(shape) > MAX_RANK or max(shape, default=0) >= MAX_BYTES:
+    too_large = len(shape) > MAX_RANK or max(shape, default=0) >= MAX_BYTES
+    if too_large or (nbytes := math.prod(shape) * dtype_named(dtype).itemsize) >= MAX_BYTES:
         raise BadFrame(f"the reply's metrics: a shape of rank {len(shape)}: too large")
-    return TensorShape(dtype, shape), math.prod(shape) * dtype_named(dtype).itemsize
+    return TensorShape(dtype, shape), nbytes

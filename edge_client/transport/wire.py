@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,12 +11,13 @@ import torch
 from edge_client import dial
 from edge_client.call import Load
 from edge_client.transport.exchange import Exchange, Outgoing
-from edge_client.transport.times import ServerTimes, forward_metrics, layer_metrics
+from edge_client.transport.times import Report, ServerTimes, forward_metrics
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, ForwardMetrics, LayerMetrics, Parcel
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.lifecycle import About
+from shared_hooks.metrics import LayerColumns
 from shared_hooks.tensors import ClassFinder
 
 CHUNK_BYTES: Final = 1 << 20
@@ -78,6 +79,7 @@ def request_header(
         payload_bytes=outgoing.nbytes,
         deadline_ms=_milliseconds(exchange.remaining()),
         want_metrics=exchange.want_metrics,
+        known_tables=exchange.known_tables,
         together=exchange.together,
         file=outgoing.file,
         hooks=exchange.observers,
@@ -166,8 +168,8 @@ class PartReport:
     load: Load | None
 
 
-def part_of(part: split_pb2.Part) -> PartReport:
-    """Return the report of one server. Raises BadFrame."""
+def part_of(part: split_pb2.Part, layers: Callable[[Report], LayerColumns]) -> PartReport:
+    """Return the report of one server, with its ``layers``. Raises BadFrame."""
     times = server_times(part.durations)
     return PartReport(
         part.server,
@@ -175,7 +177,7 @@ def part_of(part: split_pb2.Part) -> PartReport:
         part.bytes_up,
         max(1, part.sends),
         times,
-        layer_metrics(part),
+        layers(part),
         forward_metrics(part),
         load(part),
     )

@@ -14,7 +14,7 @@ from torch import nn
 
 from shared_hooks.errors import PlaceholderRead
 from shared_hooks.forward.operations import FORM_ONLY
-from shared_hooks.metrics import LayerMetrics, Measurement
+from shared_hooks.metrics import LayerColumns, Measurement
 from shared_hooks.modules import ModuleInfo, call_name, fast_path_off, running
 from shared_hooks.tensors import tensors_in
 
@@ -284,9 +284,9 @@ class Session:
     def release(self) -> None:
         """Free tensors that only the run needed; measurements and captured layers stay."""
 
-    def metrics(self) -> list[LayerMetrics]:
+    def metrics(self) -> LayerColumns:
         """Return the measured layers, in order."""
-        return [] if self.measurement is None else self.measurement.layer_metrics()
+        return LayerColumns() if self.measurement is None else self.measurement.layers()
 
 
 def layer_name(frame: CallFrame) -> str:

@@ -13,7 +13,15 @@ import torch
 from shared_hooks import devices
 from shared_hooks.devices import Allocated
 from shared_hooks.metrics.energy import Gpu
-from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, Reading, TensorShape, outputs_of
+from shared_hooks.metrics.records import (
+    ForwardMetrics,
+    LayerColumns,
+    LayerReadings,
+    LayerTable,
+    Reading,
+    TensorShape,
+    outputs_of,
+)
 from shared_hooks.metrics.sampler import SampleWindow, Track, sampler
 from shared_hooks.modules import ModuleInfo, call_name
 
@@ -121,53 +129,48 @@ class Measurement:
         self._cpu_ended = self.cpu()
         self.clock.settle(self._began, self._ended)
 
-    def layer_metrics(self) -> list[LayerMetrics]:
-        at = self.clock.at
-        window = sampler.window(at(self._began), self.gpu)
-        found: list[LayerMetrics] = []
-        before = self._memory_before
-        levels: tuple[Reading, ...] = ()
-        until = 0
-        for started, stopped, memory, cpu_started, cpu_stopped, layer_id, info, call, outputs in self._layers:
-            start, stop = (started, stopped) if self.clock is HOST else (at(started), at(stopped))
-            if stop > until:  # layers before the next sample share it
-                levels = _levels(window, start, stop)
-                until = window.same_until(start, stop)
-            held, peak, *means = levels
-            if memory is not None:
-                held, peak = _gpu_memory(before, memory)
-            if isinstance(window.energy, Reading):
-                energy = power = window.energy
-            else:
-                energy, power = _energy(window.energy, start, stop)
-            if len(outputs) == 1:
-                nbytes, shape = _shape(*outputs[0])
-                shapes: tuple[TensorShape, ...] = (shape,)
-            else:
-                nbytes, shapes = _shapes(outputs)
-            found.append(
-                LayerMetrics(
-                    layer_id,
-                    info.name if call == 1 else call_name(info.path, call),
-                    info.module_type,
-                    stop - start,
-                    nbytes,
-                    shapes,
-                    cpu_stopped - cpu_started,
-                    energy,
-                    power,
-                    held,
-                    peak,
-                    *means,
-                )
-            )
-            before = memory
-        return found
+    def records(self) -> tuple[LayerColumns, ForwardMetrics]:
+        """Return the finished layers, in order, and the forward as a whole."""
+        window = self._window()
+        return self.layers(window), self.forward_metrics(window)
 
-    def forward_metrics(self) -> ForwardMetrics:
+    def _window(self) -> SampleWindow:
+        return sampler.window(self.clock.at(self._began), self.gpu)
+
+    def layers(self, window: SampleWindow | None = None) -> LayerColumns:
+        """Return the finished layers, in order. ``window``: the samples around the forward; None: those until now."""
+        marks = self._layers
+        at = self.clock.at
+        window = window or self._window()
+        spans = [(one[0], one[1]) for one in marks]
+        if self.clock is not HOST:
+            spans = [(at(started), at(stopped)) for started, stopped in spans]
+        no_power = (window.energy, window.energy) if isinstance(window.energy, Reading) else None
+        readings: list[LayerReadings] = []
+        before = self._memory_before
+        levels: Levels | None = None
+        known: LayerReadings | None = None
+        until = 0
+        for (start, stop), (_, _, memory, *_) in zip(spans, marks, strict=True):
+            if levels is None or stop > until:  # layers before the next sample share it
+                levels, known = _levels(window, start, stop), None
+                until = window.same_until(start, stop)
+            if known is None or no_power is None or memory is not None:
+                allocated = levels[:2]
+                if memory is not None:
+                    allocated = _gpu_memory(before, memory)
+                    before = memory
+                known = (*(no_power or _energy(window.energy, start, stop)), *allocated, *levels[2:])
+            readings.append(known)
+        table = _table(tuple([(one[5], one[6].path, one[6].name, one[6].module_type, one[7], one[8]) for one in marks]))
+        cpu_ns = [one[4] - one[3] for one in marks]
+        return LayerColumns(table, [stop - start for start, stop in spans], cpu_ns, readings)
+
+    def forward_metrics(self, window: SampleWindow | None = None) -> ForwardMetrics:
+        """Return the forward as a whole; ``window`` as in `layers`."""
         at = self.clock.at
         start, stop = at(self._began), at(self._ended)
-        window = sampler.window(start, self.gpu)
+        window = window or self._window()
         energy, power = _energy(window.energy, start, stop)
         if self._memory_before is None:
             _, peak, *_ = _levels(window, start, stop)
@@ -198,6 +201,19 @@ def gpu_of(device: torch.device) -> Gpu | None:
 NO_TIME = Reading.unavailable("it took no time")
 
 
+@functools.lru_cache(256)
+def _table(layers: tuple[tuple[int, str, str, str, int, Outputs], ...]) -> LayerTable:
+    """Return the table of these layers: (layer id; path, name and type of the module; number of its call; outputs)."""
+    shapes = [_shapes(outputs) for *_, outputs in layers]
+    return LayerTable(
+        tuple(number for number, *_ in layers),
+        tuple(name if call == 1 else call_name(path, call) for _, path, name, _, call, _ in layers),
+        tuple(kind for _, _, _, kind, *_ in layers),
+        tuple(found for _, found in shapes),
+        tuple(nbytes for nbytes, _ in shapes),
+    )
+
+
 def _shapes(outputs: Outputs) -> tuple[int, tuple[TensorShape, ...]]:
     """Return the size in bytes of the outputs, and their shapes for a record."""
     known = [_shape(shape, dtype) for shape, dtype in outputs]
@@ -223,14 +239,19 @@ def _energy(track: Track | Reading, start: int, stop: int) -> tuple[Reading, Rea
     return energy, Reading(energy.value / (stop - start) * 1e9, energy.status, energy.note)
 
 
-def _levels(window: SampleWindow, start: int, stop: int) -> tuple[Reading, ...]:
+Levels = tuple[Reading, Reading, Reading, Reading, Reading]
+
+
+def _levels(window: SampleWindow, start: int, stop: int) -> Levels:
     """Return the process's memory at the end and its maximum, and the means of processors, GPU and this machine's
     memory.
     """
     track = window.resident
     memory = (track, track) if isinstance(track, Reading) else (track.end(start, stop), track.peak(start, stop))
-    tracks = window.cpu, window.gpu, window.memory
-    return *memory, *[one if isinstance(one, Reading) else one.mean(start, stop) for one in tracks]
+    cpu, gpu, total = [
+        one if isinstance(one, Reading) else one.mean(start, stop) for one in (window.cpu, window.gpu, window.memory)
+    ]
+    return *memory, cpu, gpu, total
 
 
 def _gpu_memory(before: Allocated | None, after: Allocated) -> tuple[Reading, Reading]:

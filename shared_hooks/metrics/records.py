@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 
@@ -132,6 +132,72 @@ class LayerMetrics:
             "cpu_time": None if self.cpu_ns is None else self.cpu_ns / 1e9,
             **{name: getattr(self, name).as_dict() for name in LAYER_READINGS},
         }
+
+
+LayerReadings = tuple[Reading, Reading, Reading, Reading, Reading, Reading, Reading]
+"""The readings of one layer, in the order of `LAYER_READINGS`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerTable:
+    """What forwards of one plan have in common, by layer in the order of execution."""
+
+    ids: tuple[int, ...]
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    outputs: tuple[tuple[TensorShape, ...], ...]
+    nbytes: tuple[int, ...]
+    """Sizes of the outputs in bytes."""
+
+
+NO_LAYERS = LayerTable((), (), (), (), ())
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LayerColumns(Sequence[LayerMetrics]):
+    """The layers of one forward as columns; a `LayerMetrics` is made when it is read.
+
+    ``inference_ns``, ``cpu_ns`` and ``readings`` have one element for each layer of ``table``; ``cpu_ns`` is None where
+    it was not measured.
+    """
+
+    table: LayerTable = NO_LAYERS
+    inference_ns: Sequence[int] = ()
+    cpu_ns: Sequence[int] | None = None
+    readings: Sequence[LayerReadings] = ()
+
+    def __len__(self) -> int:
+        return len(self.table.ids)
+
+    @overload
+    def __getitem__(self, at: int) -> LayerMetrics: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[LayerMetrics]: ...
+    def __getitem__(self, at: int | slice) -> LayerMetrics | list[LayerMetrics]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        table = self.table
+        return LayerMetrics(
+            table.ids[at],
+            table.names[at],
+            table.types[at],
+            self.inference_ns[at],
+            table.nbytes[at],
+            table.outputs[at],
+            None if self.cpu_ns is None else self.cpu_ns[at],
+            *self.readings[at],
+        )
+
+    def __iter__(self) -> Iterator[LayerMetrics]:
+        return (self[number] for number in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (list, tuple, LayerColumns)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 @short

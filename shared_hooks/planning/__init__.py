@@ -12,7 +12,7 @@ May import recording, forward, state, models, crossing, lifecycle, modules, tens
 from shared_hooks.planning.cutting import UNSEEN, Branch, Capture, Cutting, blocks, last_layer
 from shared_hooks.planning.lengths import MovingSizes, Rule, Size, SizedCrossing, Terms, value_at
 from shared_hooks.planning.part import OnlyPart
-from shared_hooks.planning.plan import Cut, Follower, HeadWalk, LayerInfo, LayerTable, Plan, members
+from shared_hooks.planning.plan import Cut, Follower, HeadWalk, LayerInfo, Plan, PlanLayers, members
 from shared_hooks.planning.planner import Loads, Planner
 
 __all__ = [
@@ -24,11 +24,11 @@ __all__ = [
     "Follower",
     "HeadWalk",
     "LayerInfo",
-    "LayerTable",
     "Loads",
     "MovingSizes",
     "OnlyPart",
     "Plan",
+    "PlanLayers",
     "Planner",
     "Rule",
     "Size",

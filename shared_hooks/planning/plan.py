@@ -98,7 +98,7 @@ class LayerInfo:
         return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
 
-class LayerTable(tuple[LayerInfo, ...]):
+class PlanLayers(tuple[LayerInfo, ...]):
     """Layers in the order of execution: a tuple that is displayed as a table."""
 
     __slots__ = ()
@@ -106,10 +106,10 @@ class LayerTable(tuple[LayerInfo, ...]):
     @overload
     def __getitem__(self, which: SupportsIndex) -> LayerInfo: ...
     @overload
-    def __getitem__(self, which: slice) -> LayerTable: ...
-    def __getitem__(self, which: SupportsIndex | slice) -> LayerInfo | LayerTable:
+    def __getitem__(self, which: slice) -> PlanLayers: ...
+    def __getitem__(self, which: SupportsIndex | slice) -> LayerInfo | PlanLayers:
         found = super().__getitem__(which)
-        return found if isinstance(found, LayerInfo) else LayerTable(found)
+        return found if isinstance(found, LayerInfo) else PlanLayers(found)
 
     def __repr__(self) -> str:
         above, between, below = folded(self, _FIRST, _LAST)
@@ -360,8 +360,8 @@ class PlanKnown:
 
     def __init__(self) -> None:
         self.cuttings: dict[tuple[int, bool], tuple[Cutting, Crossing] | CutRefused] = {}
-        self.layers: LayerTable | None = None
-        self.blocks: LayerTable | None = None
+        self.layers: PlanLayers | None = None
+        self.blocks: PlanLayers | None = None
         self.nbytes: dict[int, int] = {}  # of frontiers, by cut
         self.finals: dict[int, tuple[Cutting, Mapping[Call | None, tuple[int, ...]]]] = {}
         self.walks: dict[int, tuple[Cutting, HeadWalk | None]] = {}
@@ -811,12 +811,12 @@ class Plan:
     # -- layers -------------------------------------------------------------------------------------------------
 
     @property
-    def layers(self) -> LayerTable:
+    def layers(self) -> PlanLayers:
         """Every layer call in execution order. The list is created quickly; see `LayerInfo`."""
         known = self._known
         layers = known.layers
         if layers is None:
-            layers = known.layers = LayerTable(
+            layers = known.layers = PlanLayers(
                 LayerInfo.on_demand(
                     number, call, partial(self.frontier_bytes, number), partial(self._refused_because, number)
                 )
@@ -825,14 +825,14 @@ class Plan:
         return layers
 
     @property
-    def blocks(self) -> LayerTable:
+    def blocks(self) -> PlanLayers:
         """Every call of a block with something running behind its last layer, as a place for a cut, in that order;
         ``layer_id`` is that of its last layer.
         """
         known = self._known
         found = known.blocks
         if found is None:
-            found = known.blocks = LayerTable(
+            found = known.blocks = PlanLayers(
                 LayerInfo.on_demand(
                     self.layer_id(CutNumber(number)),
                     call,
@@ -846,18 +846,18 @@ class Plan:
         return found
 
     @property
-    def cuts(self) -> LayerTable:
+    def cuts(self) -> PlanLayers:
         """Every place for a cut except the one before the first layer: layers and blocks, in execution order."""
         both = [*enumerate(self.layers), *enumerate(self.blocks, len(self.paths))]
-        return LayerTable(info for _, info in sorted(both, key=lambda one: self._position(one[0])))
+        return PlanLayers(info for _, info in sorted(both, key=lambda one: self._position(one[0])))
 
-    def within(self, depth: int | None) -> LayerTable:
+    def within(self, depth: int | None) -> PlanLayers:
         """Return those of `cuts` that are an end of a module at most ``depth`` levels below the model; None: all."""
         if depth is None:
             return self.cuts
         names = self.trace.places.numbers
         shown = {number for name, number in names.items() if name.count(".") < depth}
-        return LayerTable(info for info in self.cuts if names[info.name] in shown)
+        return PlanLayers(info for info in self.cuts if names[info.name] in shown)
 
     def parameters_between(self, first: Cut, last: Cut | None, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters of ``model`` that a run from the cut ``first`` to ``last`` (None: to the end) may read:

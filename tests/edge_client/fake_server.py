@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from torch import nn
 
+from cloud_server.models.engine import put
 from protos import FACTS_WANTED
 from protos.frames import cut
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
@@ -245,7 +246,7 @@ def tails(model: nn.Module, *, delay: Callable[[int], float] = lambda request_id
         try:
             early = EarlyOutput.unpack(crossing, header.header, bytearray(payload))
             output = wrapped.forward(early, start=crossing.layer_id)
-            layers = wrapped.get_layer_metrics()
+            layers, _ = wrapped.last_records()()
         except Exception as error:
             known = error if isinstance(error, IsthmusError) else ModelFailed(repr(error))
             failed = split_pb2.RequestFailed(id=header.id, error=type(known).__name__, message=str(known))
@@ -253,18 +254,15 @@ def tails(model: nn.Module, *, delay: Callable[[int], float] = lambda request_id
             return
         parcel = Parcel.of_value(output)
         spent = wrapped.durations()
-        yield split_pb2.ServerFrame(
-            reply=split_pb2.ReplyHeader(
-                id=header.id,
-                header=parcel.header,
-                payload_bytes=parcel.nbytes,
-                durations=split_pb2.Durations(inject_ns=spent["inject"], compute_ns=spent["compute"]),
-                layers=[
-                    split_pb2.LayerMetric(layer_id=one.layer_id, name=one.name, inference_ns=one.inference_ns)
-                    for one in (layers if header.want_metrics else [])
-                ],
-            )
+        answer = split_pb2.ReplyHeader(
+            id=header.id,
+            header=parcel.header,
+            payload_bytes=parcel.nbytes,
+            durations=split_pb2.Durations(inject_ns=spent["inject"], compute_ns=spent["compute"]),
         )
+        if header.want_metrics:
+            put(answer, layers, None)
+        yield split_pb2.ServerFrame(reply=answer)
         yield from (
             split_pb2.ServerFrame(chunk=split_pb2.Chunk(id=header.id, offset=piece.offset, data=b"".join(piece.pieces)))
             for piece in cut(header.id, parcel.buffers, 1 << 18)

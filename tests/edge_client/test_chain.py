@@ -23,7 +23,9 @@ from cloud_server.chain import Chain
 from cloud_server.config import NextServer
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.__main__ import main
+from edge_client.request import requests
 from edge_client.tasks.verify import chains_of
+from edge_client.transport.times import Report, Tables, layer_metrics
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     AccessRefused,
@@ -39,6 +41,7 @@ from shared_hooks.errors import (
     UnknownLayer,
 )
 from shared_hooks.lifecycle import Event, Lifecycle
+from shared_hooks.metrics import LayerColumns, LayerTable
 from shared_hooks.models import ModelSpec, load_spec
 from studies.experiments.relay import Relay
 from tests.edge_client.test_processes import CloudProcess
@@ -194,6 +197,23 @@ def test_an_answer_says_what_each_machine_did(spec: ModelSpec) -> None:
         assert 0 < second.times.total <= first.times.onward <= answer.times.onward
         assert answer.times.end_to_end == answer.measured_ns
         assert "'stem' > 'one' > 'relu'" in repr(answer)
+
+
+def test_layers_are_described_once_for_each_form_of_inputs(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    described: list[bool] = []
+
+    def read(reply: Report, known: Tables, found: dict[int, LayerTable]) -> LayerColumns:
+        described.append(bool(reply.layers.described))
+        return layer_metrics(reply, known, found)
+
+    monkeypatch.setattr(requests, "layer_metrics", read)
+    with chained(spec, 2) as stations, client_of(stations, spec, ["stem", "one"]) as client:
+        answers = [client.infer(image(rows=rows)) for rows in (1, 1, 2, 1, 2)]
+    assert described == [True, True, False, False, True, True, False, False, False, False]
+    for answer, rows in zip(answers, (1, 1, 2, 1, 2), strict=True):
+        assert [layer.name for layer in answer.layers_cloud] == ["one", "two", "relu", "three", "head"]
+        assert all(one.shape[0] == rows for layer in answer.layers_cloud for one in layer.outputs)
+        assert all(layer.inference_ns > 0 and layer.cpu_ns is not None for layer in answer.layers_cloud)
 
 
 def test_one_server_may_appear_for_several_parts(spec: ModelSpec) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,19 +12,40 @@ from hypothesis import strategies as st
 
 from cloud_server.models import engine as server
 from edge_client.transport import times as edge
+from edge_client.transport.times import NO_TABLES
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import ForwardMetrics, LayerMetrics, TensorShape
 from shared_hooks.errors import BadFrame
+from shared_hooks.metrics import LAYER_READINGS, LayerColumns, LayerTable
 from shared_hooks.metrics.records import NOT_SAMPLED, Reading
 
 Reply = split_pb2.ReplyHeader
 Break = Callable[[Reply], None]
+FLOATS = (TensorShape("float32", (2, 2)),)
 
 
-def sent(layers: list[LayerMetrics], forward: ForwardMetrics | None) -> Reply:
+def sent(layers: Sequence[LayerMetrics], forward: ForwardMetrics | None) -> Reply:
     reply = Reply(id=1)
-    server.put(reply, layers, forward)
+    server.put(reply, columns(layers), forward)
     return Reply.FromString(reply.SerializeToString())
+
+
+def columns(layers: Sequence[LayerMetrics]) -> LayerColumns:
+    """The same as a forward has them: processor time of all layers, or of none."""
+    table = LayerTable(
+        tuple(one.layer_id for one in layers),
+        tuple(one.name for one in layers),
+        tuple(one.layer_type for one in layers),
+        tuple(one.outputs for one in layers),
+        tuple(one.output_bytes for one in layers),
+    )
+    cpu_ns = [one.cpu_ns for one in layers if one.cpu_ns is not None]
+    rows: list[Any] = [tuple(getattr(one, name) for name in LAYER_READINGS) for one in layers]
+    return LayerColumns(table, [one.inference_ns for one in layers], cpu_ns or None, rows)
+
+
+def read(reply: Reply, known: Mapping[int, LayerTable] = NO_TABLES) -> list[LayerMetrics]:
+    return list(edge.layer_metrics(reply, known, {}))
 
 
 notes = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -53,33 +76,61 @@ def nbytes(outputs: list[TensorShape]) -> int:
 
 
 numbers = st.integers(0, 2**63)
-layers_metrics = st.tuples(shapes, numbers, st.none() | numbers, st.lists(readings, min_size=7, max_size=7)).map(
+layers_metrics = st.tuples(shapes, numbers, numbers, st.lists(readings, min_size=7, max_size=7)).map(
     lambda t: LayerMetrics(3, "a.b#2", "Conv2d", t[1], nbytes(t[0]), tuple(t[0]), t[2], *t[3])
 )
 
 
 @given(st.lists(layers_metrics, max_size=4), readings, st.none() | numbers)
 def test_what_comes_out_is_what_went_in(layers: list[LayerMetrics], reading: Reading, cpu_ns: int | None) -> None:
+    if cpu_ns is None:
+        layers = [replace(one, cpu_ns=None) for one in layers]
     forward = ForwardMetrics(10, 7, cpu_ns, reading, NOT_SAMPLED, reading)
     reply = sent(layers, forward)
-    assert edge.layer_metrics(reply) == layers
+    assert read(reply) == layers
     assert edge.forward_metrics(reply) == forward
 
 
 def test_what_layers_share_travels_once() -> None:
     shared = Reading.unavailable("no energy meter: RAPL: no permission to read a file with a long name")
-    layers = [LayerMetrics(i, str(i), "ReLU", 1, 4, (), 1, shared, shared, cpu_utilisation=shared) for i in range(50)]
+    layers = [LayerMetrics(i, str(i), "ReLU", 1, 0, (), 1, shared, shared, cpu_utilisation=shared) for i in range(50)]
     reply = sent(layers, None)
     assert (len(reply.readings), list(reply.notes)) == (1, [shared.note])
     assert reply.ByteSize() < 50 * 30 + 200
     assert edge.forward_metrics(reply) is None
-    assert edge.layer_metrics(reply) == layers
+    assert read(reply) == layers
 
 
-def test_a_server_that_tells_only_times_is_understood() -> None:
-    reply = Reply(layers=[split_pb2.LayerMetric(layer_id=1, name="x", inference_ns=5)])
-    (layer,) = edge.layer_metrics(reply)
+def test_a_server_that_reports_only_times_is_understood() -> None:
+    reply = sent([LayerMetrics(1, "x", "ReLU", 5, 0)], None)
+    assert not reply.layers.cpu_ns and not reply.layers.energy
+    (layer,) = read(reply)
     assert (layer.inference_ns, layer.cpu_ns, layer.energy, layer.outputs) == (5, None, NOT_SAMPLED, ())
+
+
+def test_a_table_of_layers_is_described_once() -> None:
+    layers = [LayerMetrics(i, f"block.{i}.attention", "Attention", i + 1, 16, FLOATS, 1) for i in range(40)]
+    first, again = sent(layers, None), sent(layers, None)
+    found: dict[int, LayerTable] = {}
+    assert list(edge.layer_metrics(first, NO_TABLES, found)) == layers and len(found) == 1
+    server.leave_out(again, found.keys())
+    assert again.ByteSize() < 200 < 1000 < first.ByteSize()
+    assert read(again, found) == layers
+    server.leave_out(first, {1, 2, 3})
+    assert read(first) == layers, "another table"
+    with pytest.raises(BadFrame, match="a table of layers that was not sent"):
+        read(again)
+
+
+def test_tables_of_a_cut_are_kept_up_to_a_number() -> None:
+    tables = edge.LayerTables()
+    one = LayerTable((), (), (), (), ())
+    for number in range(100):
+        tables.learn("cut", {number: one})
+        assert number in tables.of("cut") and len(tables.of("cut")) <= edge.MAX_TABLES
+    for number in range(100):
+        tables.learn(f"cut {number}", {1: one})
+    assert not tables.of("cut") and not tables.of("cut 1") and tables.of("cut 99") == {1: one}
 
 
 def test_a_drivers_endless_error_is_cut() -> None:
@@ -95,7 +146,9 @@ def good() -> Reply:
 
 
 def _shape(reply: Reply, dtype: str, *shape: int) -> None:
-    reply.layers[0].outputs[0].CopyFrom(split_pb2.TensorShape(dtype=dtype, shape=shape))
+    table = split_pb2.LayerTable.FromString(reply.layers.described)
+    table.outputs[0].tensors[0].CopyFrom(split_pb2.TensorShape(dtype=dtype, shape=shape))
+    reply.layers.described = table.SerializeToString()
 
 
 def _reading(reply: Reply, **fields: float) -> None:
@@ -114,22 +167,27 @@ def _reading(reply: Reply, **fields: float) -> None:
         (lambda reply: _reading(reply, value=0.0, status=3), "unavailable, with the value 0.0"),
         (lambda reply: _reading(reply, value=1.0, status=1, note=2), "note 2 of 1"),
         (lambda reply: _reading(reply, value=1.0, status=1, note=2**32 - 1), "note 4294967295 of 1"),
-        (lambda reply: setattr(reply.layers[0], "energy", 2), "reading 2 of 1"),
-        (lambda reply: setattr(reply.layers[0], "gpu_utilisation", 2**32 - 1), "reading 4294967295 of 1"),
+        (lambda reply: reply.layers.energy.__setitem__(0, 2), "reading 2 of 1"),
+        (lambda reply: reply.layers.gpu_utilisation.append(2**32 - 1), "reading 4294967295 of 1"),
         (lambda reply: reply.notes.append("x" * 100_000), "a note of more than 1000"),
-        (lambda reply: _shape(reply, "float32", 2, 3), "but other shapes"),
         (lambda reply: _shape(reply, "float33", 2, 2), "unknown dtype"),
         (lambda reply: _shape(reply, "float32", *[1] * 1000), "too large"),
         (lambda reply: _shape(reply, "float32", 2**63, 0), "too large"),
-        (lambda reply: _shape(reply, "float32", *[2**62] * 64), "but other shapes"),
+        (lambda reply: _shape(reply, "float32", *[2**62] * 64), "too large"),
+        (lambda reply: reply.layers.inference_ns.append(1), "inference_ns of 2 layers; there are 1"),
+        (lambda reply: reply.layers.ClearField("inference_ns"), "inference_ns of 0 layers"),
+        (lambda reply: reply.layers.cpu_ns.extend([1, 2]), "cpu_ns of 3 layers"),
+        (lambda reply: setattr(reply.layers, "described", b"\xff"), "the reply's metrics: "),
+        (lambda reply: setattr(reply.layers, "described", b"\x0a\x02\x01\x02"), "columns of several lengths"),
+        (lambda reply: reply.layers.ClearField("described"), "a table of layers that was not sent"),
     ],
 )
 def test_nonsense_about_layers_is_refused(broken: Break, text: str) -> None:
     reply = good()
-    assert edge.layer_metrics(reply)
+    assert read(reply)
     broken(reply)
     with pytest.raises(BadFrame, match=text):
-        edge.layer_metrics(reply)
+        read(reply)
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ class CutUpload(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RequestHeader(_message.Message):
-    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent", "decoding", "payload", "together", "acknowledge", "area_offset", "sent_ns", "open", "route")
+    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent", "decoding", "payload", "together", "acknowledge", "area_offset", "sent_ns", "open", "route", "known_tables")
     ID_FIELD_NUMBER: _ClassVar[int]
     CUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,7 @@ class RequestHeader(_message.Message):
     SENT_NS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TABLES_FIELD_NUMBER: _ClassVar[int]
     id: int
     cut_digest: str
     header: bytes
@@ -194,7 +195,8 @@ class RequestHeader(_message.Message):
     sent_ns: int
     open: bool
     route: _containers.RepeatedCompositeFieldContainer[Hop]
-    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ..., together: bool = ..., acknowledge: _Optional[_Iterable[int]] = ..., area_offset: _Optional[int] = ..., sent_ns: _Optional[int] = ..., open: bool = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+    known_tables: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ..., together: bool = ..., acknowledge: _Optional[_Iterable[int]] = ..., area_offset: _Optional[int] = ..., sent_ns: _Optional[int] = ..., open: bool = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., known_tables: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("server", "cut", "codec")
@@ -282,14 +284,11 @@ class Durations(_message.Message):
     onward_ns: int
     def __init__(self, queue_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., inject_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., encode_ns: _Optional[int] = ..., receive_ns: _Optional[int] = ..., complete_ns: _Optional[int] = ..., onward_ns: _Optional[int] = ...) -> None: ...
 
-class LayerMetric(_message.Message):
-    __slots__ = ("layer_id", "name", "layer_type", "inference_ns", "output_bytes", "outputs", "cpu_ns", "energy", "mean_power", "memory_allocated", "memory_peak", "cpu_utilisation", "gpu_utilisation", "memory_utilisation")
-    LAYER_ID_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    LAYER_TYPE_FIELD_NUMBER: _ClassVar[int]
+class LayerColumns(_message.Message):
+    __slots__ = ("table", "described", "inference_ns", "cpu_ns", "energy", "mean_power", "memory_allocated", "memory_peak", "cpu_utilisation", "gpu_utilisation", "memory_utilisation")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIBED_FIELD_NUMBER: _ClassVar[int]
     INFERENCE_NS_FIELD_NUMBER: _ClassVar[int]
-    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     CPU_NS_FIELD_NUMBER: _ClassVar[int]
     ENERGY_FIELD_NUMBER: _ClassVar[int]
     MEAN_POWER_FIELD_NUMBER: _ClassVar[int]
@@ -298,21 +297,36 @@ class LayerMetric(_message.Message):
     CPU_UTILISATION_FIELD_NUMBER: _ClassVar[int]
     GPU_UTILISATION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_UTILISATION_FIELD_NUMBER: _ClassVar[int]
-    layer_id: int
-    name: str
-    layer_type: str
-    inference_ns: int
-    output_bytes: int
-    outputs: _containers.RepeatedCompositeFieldContainer[TensorShape]
-    cpu_ns: int
-    energy: int
-    mean_power: int
-    memory_allocated: int
-    memory_peak: int
-    cpu_utilisation: int
-    gpu_utilisation: int
-    memory_utilisation: int
-    def __init__(self, layer_id: _Optional[int] = ..., name: _Optional[str] = ..., layer_type: _Optional[str] = ..., inference_ns: _Optional[int] = ..., output_bytes: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[TensorShape, _Mapping]]] = ..., cpu_ns: _Optional[int] = ..., energy: _Optional[int] = ..., mean_power: _Optional[int] = ..., memory_allocated: _Optional[int] = ..., memory_peak: _Optional[int] = ..., cpu_utilisation: _Optional[int] = ..., gpu_utilisation: _Optional[int] = ..., memory_utilisation: _Optional[int] = ...) -> None: ...
+    table: int
+    described: bytes
+    inference_ns: _containers.RepeatedScalarFieldContainer[int]
+    cpu_ns: _containers.RepeatedScalarFieldContainer[int]
+    energy: _containers.RepeatedScalarFieldContainer[int]
+    mean_power: _containers.RepeatedScalarFieldContainer[int]
+    memory_allocated: _containers.RepeatedScalarFieldContainer[int]
+    memory_peak: _containers.RepeatedScalarFieldContainer[int]
+    cpu_utilisation: _containers.RepeatedScalarFieldContainer[int]
+    gpu_utilisation: _containers.RepeatedScalarFieldContainer[int]
+    memory_utilisation: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, table: _Optional[int] = ..., described: _Optional[bytes] = ..., inference_ns: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., energy: _Optional[_Iterable[int]] = ..., mean_power: _Optional[_Iterable[int]] = ..., memory_allocated: _Optional[_Iterable[int]] = ..., memory_peak: _Optional[_Iterable[int]] = ..., cpu_utilisation: _Optional[_Iterable[int]] = ..., gpu_utilisation: _Optional[_Iterable[int]] = ..., memory_utilisation: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LayerTable(_message.Message):
+    __slots__ = ("layer_id", "name", "layer_type", "outputs")
+    LAYER_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAYER_TYPE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    layer_id: _containers.RepeatedScalarFieldContainer[int]
+    name: _containers.RepeatedScalarFieldContainer[str]
+    layer_type: _containers.RepeatedScalarFieldContainer[str]
+    outputs: _containers.RepeatedCompositeFieldContainer[LayerOutputs]
+    def __init__(self, layer_id: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., layer_type: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[LayerOutputs, _Mapping]]] = ...) -> None: ...
+
+class LayerOutputs(_message.Message):
+    __slots__ = ("tensors",)
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorShape]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[TensorShape, _Mapping]]] = ...) -> None: ...
 
 class TensorShape(_message.Message):
     __slots__ = ("dtype", "shape")
@@ -389,7 +403,7 @@ class ReplyHeader(_message.Message):
     header: bytes
     payload_bytes: int
     durations: Durations
-    layers: _containers.RepeatedCompositeFieldContainer[LayerMetric]
+    layers: LayerColumns
     forward: ForwardMetric
     notes: _containers.RepeatedScalarFieldContainer[str]
     load: Load
@@ -400,7 +414,7 @@ class ReplyHeader(_message.Message):
     batch_size: int
     compiled: bool
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., payload: _Optional[bytes] = ..., batch_size: _Optional[int] = ..., compiled: bool = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Union[LayerColumns, _Mapping]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., payload: _Optional[bytes] = ..., batch_size: _Optional[int] = ..., compiled: bool = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("server", "cut", "bytes_up", "durations", "layers", "forward", "notes", "load", "readings", "observations", "transforms", "sends")
@@ -420,7 +434,7 @@ class Part(_message.Message):
     cut: str
     bytes_up: int
     durations: Durations
-    layers: _containers.RepeatedCompositeFieldContainer[LayerMetric]
+    layers: LayerColumns
     forward: ForwardMetric
     notes: _containers.RepeatedScalarFieldContainer[str]
     load: Load
@@ -428,7 +442,7 @@ class Part(_message.Message):
     observations: bytes
     transforms: _containers.RepeatedScalarFieldContainer[str]
     sends: int
-    def __init__(self, server: _Optional[str] = ..., cut: _Optional[str] = ..., bytes_up: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., sends: _Optional[int] = ...) -> None: ...
+    def __init__(self, server: _Optional[str] = ..., cut: _Optional[str] = ..., bytes_up: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Union[LayerColumns, _Mapping]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., sends: _Optional[int] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("id", "code", "error", "message", "retry", "retry_after_ms")

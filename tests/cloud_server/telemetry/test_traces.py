@@ -26,7 +26,7 @@ from cloud_server.models import ServedModel
 from cloud_server.telemetry import ServerTraces as CloudTraces
 from cloud_server.transport import CloudServer
 from edge_client import EdgeClient
-from edge_client.tracing import ServerTraces as EdgeTraces
+from edge_client.tracing import Traces as EdgeTraces
 from shared_hooks.errors import ModelFailed
 from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.models import load_spec

@@ -17,7 +17,7 @@ from edge_client.learning.training import Trainer, TrainingTerms, ladder, parted
 from edge_client.model_choice import ModelChoice
 from edge_client.tasks.learn import FILE, Learned
 from edge_client.tasks.subject import subject_of
-from edge_client.user_input import given
+from edge_client.user_input import named_inputs
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.learned import read
 from shared_hooks.errors import CutRefused, Disagreement, SpecError
@@ -121,7 +121,7 @@ def test_others_may_choose(tmp_path: Path) -> None:
 def test_several_pieces_and_batches_are_trained_together() -> None:
     torch.manual_seed(0)
     model = Residual().eval()
-    items = given([torch.randn(1, 3, 16, 16) for _ in range(48)])
+    items = named_inputs([torch.randn(1, 3, 16, 16) for _ in range(48)])
     loaded = subject_of(model, items[:1]).load()
     with loaded.wrapped:
         plan = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)
@@ -155,7 +155,7 @@ def test_a_model_of_one_input_at_a_time_is_trained_one_by_one() -> None:
             found: torch.Tensor = self.last(torch.relu(self.first(x)))
             return found
 
-    items = given([torch.randn(1, 24) for _ in range(45)])
+    items = named_inputs([torch.randn(1, 24) for _ in range(45)])
     loaded = subject_of(OneOnly().eval(), items[:1]).load()
     with loaded.wrapped:
         examples = examples_of(loaded, "first", items)
@@ -177,7 +177,7 @@ def test_where_outputs_have_no_common_shape_the_pieces_themselves_are_kept(tmp_p
             return found[found[:, 0] > 0]
 
     torch.manual_seed(0)
-    items = given([torch.randn(1, 24) for _ in range(45)])
+    items = named_inputs([torch.randn(1, 24) for _ in range(45)])
     loaded = subject_of(Boxes().eval(), items[:1]).load()
     with loaded.wrapped:
         examples = examples_of(loaded, "first", items)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_client import LightClient, export, local_server
-from edge_client.light_codecs import LearnedCodec as LightLearned
+from edge_client.light_codecs import LearnedCodecFile as LightLearned
 from edge_client.model_choice import ModelChoice
 from shared_hooks.codecs import Grain
 from shared_hooks.codecs.learned import Bottleneck, Design, LearnedCodec, LearnedFile, Piece, SymbolCoder

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shared_hooks import LayerMetrics, WrappedModel
-from shared_hooks.planning import LayerInfo, LayerTable
+from shared_hooks.planning import LayerInfo, PlanLayers
 from shared_hooks.showing import brief
 from shared_hooks.verification import Report
 from tests.shared_hooks.shown import check, read
@@ -41,8 +41,8 @@ def test_a_value_that_takes_for_ever_to_show_is_not_asked() -> None:
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(1)>&\x1b[2J'
 
 
-def hostile_layers(count: int = 3) -> LayerTable:
-    return LayerTable(
+def hostile_layers(count: int = 3) -> PlanLayers:
+    return PlanLayers(
         LayerInfo(number, f"{HOSTILE}{number}", HOSTILE, 8, 8, number > 0, HOSTILE) for number in range(count)
     )
 
