@@ -31,7 +31,7 @@ from edge_client.model_choice import ModelChoice
 from edge_client.tasks.leakage import leakage
 from edge_client.tasks.learn import Learned, learn
 from edge_client.tasks.subject import subject_of
-from edge_client.user_input import LoadedModel, NamedInput, labelled, load
+from edge_client.user_input import LoadedModel, NamedInput, labelled, load, named_inputs
 from shared_hooks.codecs import RAW, register
 from shared_hooks.crossing import EarlyOutput, books_of
 from shared_hooks.models.digits.train import as_tensors, distort, load_images

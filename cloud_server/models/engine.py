@@ -98,7 +98,7 @@ def put(reply: split_pb2.ReplyHeader, layers: LayerColumns, forward: ForwardMetr
         )
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(32)
 def _described(table: LayerTable) -> tuple[int, bytes]:
     """Return a table's digest and description (`split_pb2.LayerTable`)."""
     outputs = [

@@ -201,7 +201,7 @@ def gpu_of(device: torch.device) -> Gpu | None:
 NO_TIME = Reading.unavailable("it took no time")
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(32)
 def _table(layers: tuple[tuple[int, str, str, str, int, Outputs], ...]) -> LayerTable:
     """Return the table of these layers: (layer id; path, name and type of the module; number of its call; outputs)."""
     shapes = [_shapes(outputs) for *_, outputs in layers]
