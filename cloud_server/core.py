@@ -27,7 +27,7 @@ from cloud_server.streams import AccountPace, CrossingCache, ProbeStream, Stream
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.sharing import Holding, Owner, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, evictions
 
 log = logging.getLogger("cloud_server")
 
@@ -137,7 +137,7 @@ class Core:
         if self._places.has_room(1):
             return
         busy, newcomer, most = self.requests.outlets(), Owner(caller.account), self.limits.max_clients
-        gone = giving_way(self._places, newcomer, 1, [self._holding(one, one in busy) for one in self._sessions])
+        gone = evictions(self._places, newcomer, 1, [self._holding(one, one in busy) for one in self._sessions])
         if gone is None:
             raise ServerUnavailable(
                 f"the server has {most} clients, its limit (max_clients), and none is idle; "

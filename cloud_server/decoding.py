@@ -23,7 +23,7 @@ from shared_hooks import Parcel
 from shared_hooks.errors import BadFrame, Disagreement, ServerUnavailable, SessionLost, StepOutOfOrder, TooLarge
 from shared_hooks.generation import StepLink
 from shared_hooks.generation.together import Outcome
-from shared_hooks.sharing import Holding, Owner, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, evictions
 
 __all__ = [
     "REASONS",
@@ -139,7 +139,7 @@ class SessionQuota:
             if shares.has_room(amount):
                 continue
             holdings = [self._holding(one, one.nbytes if of_memory else 1, owner) for one in others]
-            give = giving_way(shares, owner, amount, holdings)
+            give = evictions(shares, owner, amount, holdings)
             if give is None:
                 raise ServerUnavailable(
                     f"no room for decoding sessions: {shares.total} {'bytes' if of_memory else 'of them'} are held, "

@@ -302,12 +302,12 @@ def probe(
     nothing = _middle(requested[0, 0])
     ups = [(nbytes, _middle(rounds)) for (nbytes, answer), rounds in sorted(requested.items()) if not answer]
     downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in requested.items() if answer]
-    told_down = _speed(found, 1)
+    known_down = _speed(found, 1)
     return Link(
         Curve(tuple(ups), reported),
-        Curve(((0, 0.0), *downs), told_down),
+        Curve(((0, 0.0), *downs), known_down),
         measured_up=reported,
-        measured_down=told_down,
+        measured_down=known_down,
     ), last.load
 
 

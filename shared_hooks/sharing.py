@@ -113,7 +113,7 @@ class Holding(Generic[T]):
     is_idle: bool = False
 
 
-def giving_way(shares: Shares, newcomer: Owner, amount: int, holdings: Iterable[Holding[T]]) -> list[T] | None:
+def evictions(shares: Shares, newcomer: Owner, amount: int, holdings: Iterable[Holding[T]]) -> list[T] | None:
     """Return what to evict so that ``newcomer`` can have ``amount``; None if it is denied, and nothing is evicted.
 
     First what is idle in the newcomer's own account; then holdings of the largest account, while the newcomer's is

@@ -208,7 +208,7 @@ NETWORKS = {"SmallResNet": (SmallResNet, ("blocks.1",)), "SmallViT": (SmallViT, 
 
 
 def taught(make: type[nn.Module], epochs: int) -> nn.Module:
-    """Trained on the training images, distorted anew in every epoch."""
+    """Trained on the training images, distorted again in every epoch."""
     torch.manual_seed(3)
     net = make()
     pixels, truths = as_tensors(load_images()[0])

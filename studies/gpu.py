@@ -507,7 +507,7 @@ def main() -> int:
         start = time.monotonic()
         try:
             found[name] = SECTIONS[name](run)
-        except Exception as error:  # the other sections can still be told
+        except Exception as error:  # the other sections can still be reported
             found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
         found[name]["seconds"] = round(time.monotonic() - start, 1)
         failed += "error" in found[name] or found[name].get("ok") is False

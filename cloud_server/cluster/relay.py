@@ -33,7 +33,7 @@ from protos import FACTS_WANTED, frames
 from protos.inference import inference_pb2 as pb
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable
-from shared_hooks.sharing import Holding, Owner, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, evictions
 
 # The calls that a front forwards: their maximum number, which belong elsewhere, and which are in flight.
 
@@ -122,7 +122,7 @@ class ProxiedCalls:
             gone: list[ProxiedCall] | None = []
             if not self._places.has_room(1):
                 holdings = [one.holding(self._idle_seconds) for one in self._stays]
-                gone = giving_way(self._places, stay.owner, 1, holdings)
+                gone = evictions(self._places, stay.owner, 1, holdings)
             if gone is None:
                 raise ServerUnavailable(
                     f"{len(self._stays)} calls are handed on here, as many as can be: try again later"

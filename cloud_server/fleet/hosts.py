@@ -19,7 +19,7 @@ from shared_hooks import devices
 from shared_hooks.errors import ModelFailed, SpecError
 from shared_hooks.models import pick_device
 from shared_hooks.profiling.machine import kind
-from shared_hooks.sharing import Holding, Owner, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, evictions
 
 # Which models give up their weights when others are wanted and memory is full.
 #
@@ -165,7 +165,7 @@ def _next(
             Holding(one, holders[id(one)], one.nbytes[device], (one.used,), own and holders[id(one)].account == account)
             for one in free
         ]
-        found = giving_way(shares, Owner(account), nbytes, holdings)
+        found = evictions(shares, Owner(account), nbytes, holdings)
         if found:
             return found
     mine = shares.account(account)

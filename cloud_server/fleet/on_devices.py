@@ -75,8 +75,8 @@ class _Several:
         self._engines[0].admit_step(header, payload_bytes, max_bytes)
 
     @property
-    def profile_gives_way(self) -> bool:
-        return self._engines[0].profile_gives_way
+    def profile_yields(self) -> bool:
+        return self._engines[0].profile_yields
 
 
 class Replicated(_Several):

@@ -420,8 +420,8 @@ class Version:
         return self._engine().observing(observers)
 
     @property
-    def profile_gives_way(self) -> bool:
-        return self._engine().profile_gives_way
+    def profile_yields(self) -> bool:
+        return self._engine().profile_yields
 
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()

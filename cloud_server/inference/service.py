@@ -47,7 +47,7 @@ from shared_hooks.errors import (
     near,
 )
 from shared_hooks.lifecycle import Event
-from shared_hooks.sharing import Holding, Owner, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, evictions
 from shared_hooks.tensors import dtype_named
 from shared_hooks.version import __version__
 
@@ -106,7 +106,7 @@ class HeldBytes:
         with self._lock:
             if not self._shares.has_room(nbytes):
                 others = [Holding(one, one.owner, one.nbytes, (one.since,)) for one in self._holds if one is not hold]
-                found = giving_way(self._shares, hold.owner, nbytes, others)
+                found = evictions(self._shares, hold.owner, nbytes, others)
                 if found is None:
                     raise ServerUnavailable(
                         f"messages of {self._shares.total} bytes arrive or wait to be fetched; max_inference_bytes is "

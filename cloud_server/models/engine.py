@@ -521,7 +521,7 @@ class Engine(Protocol):
         """
 
     @property
-    def profile_gives_way(self) -> bool:
+    def profile_yields(self) -> bool:
         """Whether ``on_progress`` of `profile` may compute other requests in this thread."""
         ...
 

@@ -203,7 +203,7 @@ class Profiles:
 
         def on_progress(done: int, total: int, what: str) -> None:
             nonlocal reported
-            if engine.profile_gives_way:
+            if engine.profile_yields:
                 self._workers.yield_to_others(payer)
             if left.is_set():
                 raise Cancelled("this profile is no longer waited for")

@@ -673,7 +673,7 @@ class ServedModel:
         """Return a context around runs of a part that data may lead to the weights of others."""
         return self.only.bringing() if self.only is not None and self._branches else nullcontext()
 
-    profile_gives_way = True
+    profile_yields = True
     """Between two repetitions this thread is free."""
 
     def profile(

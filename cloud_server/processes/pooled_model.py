@@ -385,7 +385,7 @@ class PooledModel:
         finally:
             self._thread.observers = ()
 
-    profile_gives_way = False
+    profile_yields = False
     """No: its worker waits meanwhile; others compute."""
 
     def profile(

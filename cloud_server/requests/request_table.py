@@ -23,7 +23,7 @@ from protos.frames import HeadedReply, cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, ServerUnavailable, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.sharing import Holding, Owner, Shares, giving_way
+from shared_hooks.sharing import Holding, Owner, Shares, evictions
 
 # What a request is answered with: its result or its error, as frames.
 
@@ -284,7 +284,7 @@ class Room:
             amount = weigh(request)
             if shares.has_room(amount) or not shares.total:
                 continue
-            give = giving_way(shares, request.owner, amount, [self._holding(one, weigh(one)) for one in live])
+            give = evictions(shares, request.owner, amount, [self._holding(one, weigh(one)) for one in live])
             if give is None:
                 raise ServerUnavailable(
                     f"the server has no room: {shares.total} {unit} are on their way, "

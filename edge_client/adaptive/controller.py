@@ -56,7 +56,7 @@ class Steadiness:
         self._better: tuple[int, int] | None = None  # since when, and in how many decisions, another cut was better
         self._moves: list[int] = []  # when it moved since the last sudden change
 
-    def gives_way(self, now: int, held: float, best: float) -> bool:
+    def may_switch(self, now: int, held: float, best: float) -> bool:
         """Return whether to replace the current candidate, given the scores of both: less is better."""
         if best >= held:
             self._better = None
@@ -372,7 +372,7 @@ class SplitController:
             pick, reason = by_key[best.key], ""
             if held not in by_key or held not in scores:
                 reason = "no server" if not self._there else f"{held} is not allowed any more"
-            elif not self._steadiness.gives_way(now, scores[held], scores[best.key]):
+            elif not self._steadiness.may_switch(now, scores[held], scores[best.key]):
                 pick = by_key[held]
                 reason = "held"
             else:

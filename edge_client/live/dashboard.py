@@ -9,6 +9,7 @@ itself causes no cost to requests.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -95,7 +96,7 @@ class Telling:
         self._board = board
         self._client = client
         self._aside = aside
-        self._told: dict[str, float] = {}
+        self._sent_at: dict[str, float] = {}
         self._began = time.time()
         """The start of the decisions' ``seconds``."""
         self._about()  # it may be connected already
@@ -195,9 +196,9 @@ class Telling:
 
     def _due(self, what: str) -> bool:
         now = time.monotonic()
-        if now - self._told.get(what, 0.0) < NUMBERS_SECONDS:
+        if now - self._sent_at.get(what, -math.inf) < NUMBERS_SECONDS:
             return False
-        self._told[what] = now
+        self._sent_at[what] = now
         return True
 
 

@@ -183,15 +183,15 @@ let layerView = layerFoldable && data.layers.length > 40 ? "blocks" : "layers";
 const openLayers = new Set();
 const layerRow = (one, inner) => {
   const said = (side) => (one[side] ? time(one[side].inference_ns) : "–");
-  const told_ = [["type", one.layer_type], ["edge", said("edge")], ["cloud", said("cloud")]];
+  const facts = [["type", one.layer_type], ["edge", said("edge")], ["cloud", said("cloud")]];
   for (const side of SIDES) {
-    if (one[side] && one[side].cpu_ns !== null) told_.push([`CPU time, ${side}`, time(one[side].cpu_ns)]);
-    if (one[side] && one[side].energy_j !== null) told_.push([`energy, ${side}`, joules(one[side].energy_j)]);
+    if (one[side] && one[side].cpu_ns !== null) facts.push([`CPU time, ${side}`, time(one[side].cpu_ns)]);
+    if (one[side] && one[side].energy_j !== null) facts.push([`energy, ${side}`, joules(one[side].energy_j)]);
   }
-  if (one.output_bytes !== null) told_.push(["output", bytes(one.output_bytes)]);
-  if (one.shape) told_.push([one.dtype, one.shape]);
+  if (one.output_bytes !== null) facts.push(["output", bytes(one.output_bytes)]);
+  if (one.shape) facts.push([one.dtype, one.shape]);
   return { key: `${one.layer_id} ${one.layer}`, label: one.layer, number: one.layer_id, inner, tracks: SIDES.map((side) => [[side, took(one, side)]]),
-    value: `${said("edge")} · ${said("cloud")}`, title: one.layer_id === null ? one.layer : `layer ${one.layer_id}: ${one.layer}`, lines: told_ };
+    value: `${said("edge")} · ${said("cloud")}`, title: one.layer_id === null ? one.layer : `layer ${one.layer_id}: ${one.layer}`, lines: facts };
 };
 const layerRows = () => {
   if (layerView === "layers") return data.layers.map((one) => layerRow(one, false));

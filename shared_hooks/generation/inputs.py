@@ -235,8 +235,8 @@ def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, dep
 
 def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tuple[Any, StateNode]:
     kind, cls, entries = form
-    goes_on = isinstance(old, StateNode) and (old.kind, old.cls) == (kind, cls)
-    if goes_on:
+    continues = isinstance(old, StateNode) and (old.kind, old.cls) == (kind, cls)
+    if continues:
         holder, before, values = kept, old.forms, dict(old.items())
     else:
         holder = object.__new__(part_class(cls)) if kind == "o" else [] if kind == "l" else {}
@@ -477,7 +477,7 @@ class ReceivedInputs:
         self._structure: Any = None
         self._forms: Any = None
         self._last: dict[int, torch.Tensor] = {}
-        self._told: tuple[Any, Any] = None, None
+        self._sent: tuple[Any, Any] = None, None
         self._magnitudes: Any = None
         self.leaves: list[torch.Tensor] = []
 
@@ -516,8 +516,8 @@ class ReceivedInputs:
 
     def magnitude(self) -> Any:
         """See `remote_tensor.magnitude`: of what was reported, and of the tensors' sizes."""
-        if self._told[0] is not self._structure or self._told[1] is not self._forms:
-            self._told = self._structure, self._forms
+        if self._sent[0] is not self._structure or self._sent[1] is not self._forms:
+            self._sent = self._structure, self._forms
             self._magnitudes = magnitude(self._structure), magnitude(self._forms)
         sizes: list[int] = []
         for leaf in self.leaves:
@@ -552,5 +552,5 @@ class ReceivedInputs:
         """Return a copy for a fork."""
         made = ReceivedInputs(self._here, self._find)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
-        made._told, made._magnitudes = self._told, self._magnitudes
+        made._sent, made._magnitudes = self._sent, self._magnitudes
         return made

@@ -223,8 +223,8 @@ def repeats(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-@attack("told-calls", "language", KEPT_MIB + SESSIONS_MIB)
-def told_calls(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[None]:
+@attack("reported-calls", "language", KEPT_MIB + SESSIONS_MIB)
+def reported_calls(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[None]:
     """steps that tell of thousands of calls, which a session keeps (A3)"""
     steps = _Steps(client, hear)
     while True:

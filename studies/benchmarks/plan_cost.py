@@ -4,7 +4,7 @@ The first plan comes once in a process, so there are several of each network, in
 ratio of each is to forwards right before and right after it: what else continues in the machine slows both down.
 
 Memory is what planning rises above a plain forward's own peak, over the model's activations. Listing all layers, with
-what crosses at each and whether a cut is possible, is told, too; making a plan does not do that.
+what crosses at each and whether a cut is possible, is reported, too; making a plan does not do that.
 """
 
 from __future__ import annotations

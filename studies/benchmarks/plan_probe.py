@@ -2,7 +2,7 @@
 
 ``python -m studies.benchmarks.plan_probe NETWORK REPEATS [layers]`` prints JSON: CPU nanoseconds of the first plan, and
 of plain forwards, half of them right before it and half right after it; with ``layers`` also of one listing of all
-layers with all that is told of them; and bytes: resident at rest, the highest in a plain forward and in planning
+layers with all that is reported of them; and bytes: resident at rest, the highest in a plain forward and in planning
 (VmHWM, which writing 5 to clear_refs resets; Linux only), and the model's activations: the inputs, and every storage
 that a kernel of a forward makes.
 """

@@ -123,14 +123,14 @@ def in_a_machine(package: Path) -> list[Outcome]:
 
 
 def outcomes(text: str) -> list[Outcome]:
-    """What the machine's console told; a case that it did not tell has failed."""
+    """What the machine's console reported; a case that it did not tell has failed."""
     found, seen = [], set()
     lines = [line.partition(MARK)[2] for line in text.splitlines() if MARK in line]
     for case, reported in map(json.loads, lines):
         seen.add(case)
         status, source = reported if case == RUN else (0, {})
         found.append(Outcome(f"V4L2: {case}", status, source, "" if source else str(reported), _fault(case, reported)))
-    found += [Outcome(f"V4L2: {case}", 1, {}, "", "it was not told") for case in CASES if case not in seen]
+    found += [Outcome(f"V4L2: {case}", 1, {}, "", "it was not reported") for case in CASES if case not in seen]
     if "the process in the machine" not in seen:
         found.append(Outcome("V4L2", 1, {}, text[-300:], "the machine did not come to its end"))
     return found

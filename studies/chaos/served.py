@@ -73,7 +73,7 @@ class Served:
         self.starts.append(time.monotonic() - began)
 
     def roll(self) -> float:
-        """Another one beside the one that serves, which then drains; when it was told to."""
+        """Another one beside the one that serves, which then drains; on command."""
         old = self._process
         assert old is not None
         self.start()
@@ -112,7 +112,7 @@ class Served:
 
 
 def _free_port() -> int:
-    """Below those that the system gives to who asks for any, so that nobody takes it while the server is away."""
+    """Below those that the system gives to any caller for any, so that nobody takes it while the server is away."""
     for port in range(20000 + os.getpid() % 10000, 32000):
         with socket.socket() as probe:
             try:

@@ -7,7 +7,7 @@
                                                         model.safetensors and tokenizer.json
     python -m studies.codecs ... --json FILE            adds the result to FILE, under its name
 
-Books are learnt from training images, or from one half of the sentences; what is told is of images and sentences that
+Books are learnt from training images, or from one half of the sentences; the figures are of images and sentences that
 they have not seen.
 """
 

@@ -288,7 +288,7 @@ def parts() -> str:
                     answer = client.infer(image(count), split=place.name)
                     same(answer.output, client.infer(image(count), split="edge-only").output)
                     count += 1
-                two = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(3))  # planned anew
+                two = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(3))  # planned again
                 same(client.infer(two, split="stem").output, client.infer(two, split="edge-only").output)
             of_forked = ModelChoice("forked=studies.device.service:Forked", weights=Path(folder) / "forked.safetensors")
             with EdgeClient(address, of_forked, "input") as client:

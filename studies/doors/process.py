@@ -36,10 +36,10 @@ class Server:
         if not line.startswith("listening on "):
             raise RuntimeError(f"the server did not start: {self.log()}")
         self.grpc = line.split()[-1]
-        self.metrics = self._told(r"metrics on http://(\S+)/metrics")
-        self.rest = self._told(r"Open Inference Protocol on http://(\S+)/v2")
+        self.metrics = self._reported(r"metrics on http://(\S+)/metrics")
+        self.rest = self._reported(r"Open Inference Protocol on http://(\S+)/v2")
 
-    def _told(self, pattern: str) -> str:
+    def _reported(self, pattern: str) -> str:
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
             if found := re.search(pattern, self.log()):

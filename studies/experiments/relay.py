@@ -80,12 +80,12 @@ class Relay:
             link.end()
 
     def vanish(self) -> None:
-        """What is sent on the connections of now is lost from here on, and neither side is told."""
+        """What is sent on the connections of now is lost from here on, and neither side is reported."""
         for link in self._forget():
             link.dead = True
 
     def halve(self) -> None:
-        """The server's side of every connection is reset, and the client's side is not told."""
+        """The server's side of every connection is reset, and the client's side is not reported."""
         for link in self._forget():
             link.halve()
 
@@ -203,7 +203,7 @@ class Pair:
                 if self.dead:
                     if data:
                         continue
-                    break  # the other side is not told of the end either
+                    break  # the other side does not hear of the end either
                 if not data:
                     sink.shutdown(socket.SHUT_WR)
                     break

@@ -39,7 +39,7 @@ def changes(config: Any, factor: int, ids: dict[int, int], *, mixed: bool, layer
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict"):
             inner = changes(value, factor, ids, mixed=mixed, layers=layers)
-            found[name] = {**_told(value), **inner}
+            found[name] = {**_reported(value), **inner}
         elif not name.startswith("_"):
             if mixed and isinstance(value, (list, tuple)) and len(value) == _layers_of(config) > layers:
                 value = type(value)(_chosen(value, layers))
@@ -50,7 +50,7 @@ def changes(config: Any, factor: int, ids: dict[int, int], *, mixed: bool, layer
     return found
 
 
-def _told(config: Any) -> dict[str, Any]:
+def _reported(config: Any) -> dict[str, Any]:
     """A part's own settings without those that its class works out from others."""
     derived = ("layer_types", "head_dim", "stage_names", "out_indices", "out_features", "transformers_version")
     derived += ("per_layer_config",)  # its layers are those of the configuration at full size

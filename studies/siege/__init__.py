@@ -1,4 +1,4 @@
-"""One hostile client beside three honest ones: what it can use up, and which bound it is told. See SECURITY.md.
+"""One hostile client beside three honest ones: what it can use up, and which bound it meets. See SECURITY.md.
 
 models      what is served besides the shipped model
 material    honest requests, recorded, so that the hostile process needs no engine

@@ -113,7 +113,7 @@ class Asker:
 
 
 def _shown(token: str) -> dict[str, Any]:
-    """What proves who asks."""
+    """What proves the caller."""
     if not token:
         return {}
     from edge_client.credentials import Credentials

@@ -3,7 +3,7 @@
     python -m studies.siege.hostile CASE[,CASE...] HOST:PORT MATERIAL SECONDS [options]
 
 runs the cases at the same time. It prints ``ready``, waits for a line, and at the end prints JSON: what it sent, and
-what it was told.
+what it was reported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
     runs = [CASES[name].run for name in options.cases.split(",")]
     stranger.together(len(runs), lambda number: runs[number](stranger))
     stranger.wait()  # also where it was stopped early: what it left behind stays that long
-    print(json.dumps({"sent": stranger.sent, "told": stranger.reported()[:12]}), flush=True)
+    print(json.dumps({"sent": stranger.sent, "reported": stranger.reported()[:12]}), flush=True)
     # its threads and channels need not end in order: whoever is hostile does not say goodbye
     os._exit(0)
 

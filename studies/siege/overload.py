@@ -109,7 +109,7 @@ def overload(siege: Siege, who: Who = OTHER, seconds: float = 15.0) -> Overload:
         took = time.monotonic() - started
         result.peak, result.last = round(server.peak(started), 1), round(server.resident(), 1)
         reported = hostile.heard()
-        result.sent, result.reported = reported["sent"], [tuple(each) for each in reported["told"]]
+        result.sent, result.reported = reported["sent"], [tuple(each) for each in reported["reported"]]
         flat = [report for each in reports for report in each]
         result.phases = {name: Phase.of([report.get(name, {}) for report in flat]) for name in (BEFORE, DURING)}
         counted = [sum(len(one.get(DURING, {}).get("seconds", ())) for one in each) for each in reports]
@@ -124,7 +124,7 @@ def overload(siege: Siege, who: Who = OTHER, seconds: float = 15.0) -> Overload:
 
 @dataclass
 class Crowd:
-    """Answers of each client, by the rows of its inputs. Those of one size are compared with each other: who asks for
+    """Answers of each client, by the rows of its inputs. Those of one size are compared with each other: the caller for
     more work at a time gets as much time, and so fewer answers.
     """
 

@@ -1,4 +1,4 @@
-"""The hostile client's means: channels, streams and frames by the protocol's definition alone, and what it was told."""
+"""The hostile client's means: channels, streams and frames by the protocol's definition alone; its answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stranger:
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
         self._until = time.monotonic() + seconds
         self._lock = threading.Lock()
-        self._told: Counter[str] = Counter()
+        self._reported: Counter[str] = Counter()
         self._example: dict[str, str] = {}
         self._about: dict[str, split_pb2.ModelInfo] = {}
         self._serial = 0
@@ -57,19 +57,19 @@ class Stranger:
         """Until the time is over."""
         self.rest(1e9)
 
-    # What it is told
+    # The answers it gets
 
     def hear(self, text: str) -> None:
         """Counts what the server said; numbers and ids make no difference."""
         kind = re.sub(r"[0-9a-f]{16,}|\d+(\.\d+)?", "N", text.replace("\n", " "))[:240]
         with self._lock:
-            self._told[kind] += 1
+            self._reported[kind] += 1
             self._example.setdefault(kind, text[:400])
 
     def reported(self) -> list[tuple[str, int]]:
         """What was said, an example each, the most frequent first."""
         with self._lock:
-            return [(self._example[kind], count) for kind, count in self._told.most_common()]
+            return [(self._example[kind], count) for kind, count in self._reported.most_common()]
 
     def hear_error(self, error: grpc.RpcError) -> None:
         self.hear(f"{error.code().name}: {error.details() or ''}")  # type: ignore[attr-defined]
@@ -175,7 +175,7 @@ class Stream:
         self._frames: queue.Queue[split_pb2.ClientFrame | bytes | None] = queue.Queue(maxsize=64)
         self.ended = threading.Event()
         self.welcomed = threading.Event()
-        """Or told that it is not: see `greeted`."""
+        """Or an answer that it is not: see `greeted`."""
         self.greeted = False
         self.answered = 0
         metadata = [*stranger._metadata, *more.pop("metadata", [])]

@@ -1,4 +1,4 @@
-"""What came of a siege, as a table of at most 120 columns, and below it what was told and what falls short."""
+"""What came of a siege, as a table of at most 120 columns, and below it what was reported and what falls short."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
                 round(one.drain_seconds, 1), "ok" if not one.faults else "FALLS",
             )
         )  # fmt: skip
-    lines += ["", "what was told (times), and what falls short"]
+    lines += ["", "what was reported (times), and what falls short"]
     for one in outcomes:
         lines.append(f"{one.case} ({one.who}): {one.does}")
         lines += [f"    {count:>8} x {text}"[:WIDTH] for text, count in one.reported[:4]]

@@ -112,7 +112,7 @@ class Outcome:
         if self.forged:
             found.append(f"{len(self.forged)} forged lines, as {self.forged[0][:80]!r}")
         if self.bound and not any(re.search(self.bound, text) for text, _ in self.reported):
-            found.append("no bound was told")
+            found.append("no bound was reported")
         if not self.killed and (self.health_seconds is None or self.health_seconds > 2):
             found.append(f"health after {self.health_seconds} s")
         if None in self.welcomes:
@@ -284,7 +284,7 @@ class Siege:
         hostile.kill()
         thread.join(5)
         if heard:
-            outcome.sent, outcome.reported = heard[0]["sent"], [tuple(each) for each in heard[0]["told"]]
+            outcome.sent, outcome.reported = heard[0]["sent"], [tuple(each) for each in heard[0]["reported"]]
 
     def _kill(self, hostile: Child, server: Server, outcome: Outcome) -> None:
         hostile.kill()
@@ -293,7 +293,7 @@ class Siege:
 
 
 def health(address: str) -> float | None:
-    """Seconds until a new connection is told that the server serves; None where it is not within ten."""
+    """Seconds until a new connection is reported that the server serves; None where it is not within ten."""
     began = time.monotonic()
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:

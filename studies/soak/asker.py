@@ -46,7 +46,7 @@ class Asker:
         self.asked = self.wrong = self.clients = self.streams = self.again = 0
         self.lost: Counter[str] = Counter()
         self.over = False
-        self._told = 0.0
+        self._reported = 0.0
 
     def run(self, requests: int) -> None:
         """One client's life. A cut for all that is under way; several lots, one after the other."""
@@ -77,13 +77,13 @@ class Asker:
                     self.lost[f"{type(answer.error).__name__}: {answer.error!s:.120}"] += 1
                 elif not identical(answer.output, self._wanted[k]):
                     self.wrong += 1
-                if time.monotonic() > self._told + 0.2:
+                if time.monotonic() > self._reported + 0.2:
                     self.tell()
         except Exception as error:  # of the connection
             self.lost[f"{type(error).__name__}: {error!s:.120}"] += 1
 
     def tell(self) -> None:
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
         reported = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         print(json.dumps(reported), flush=True)
 

@@ -162,7 +162,7 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         ("no.such.host.invalid:50051", "no host is called no.such.host.invalid"),
     ],
 )
-def test_a_wrong_host_is_told_before_models_are_loaded(
+def test_a_wrong_host_is_reported_before_models_are_loaded(
     listen: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cloud_server.fleet.hosts.ServedModel", None)  # not loaded

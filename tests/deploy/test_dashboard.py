@@ -36,7 +36,7 @@ def panels() -> list[dict[str, Any]]:
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
-def test_each_metric_of_the_dashboard_is_told() -> None:
+def test_each_metric_of_the_dashboard_is_reported() -> None:
     asked = {word for panel in panels() for target in panel["targets"] for word in WORDS.findall(target["expr"])}
     assert len(asked) > 30
     assert asked - reported() == set()
@@ -48,7 +48,7 @@ def test_the_dashboard_shows_all_there_is_to_see() -> None:
     assert {name for name in families if name not in asked} == set()
 
 
-def test_panels_can_be_told_apart_and_lie_beside_each_other() -> None:
+def test_panels_can_be_distinguished_and_lie_beside_each_other() -> None:
     places: set[tuple[int, int]] = set()
     for panel in panels():
         grid = panel["gridPos"]

@@ -56,7 +56,7 @@ def test_compose_of_before_version_2_takes_the_file() -> None:
     assert not {"name", "version"} & COMPOSE.keys()
 
 
-def test_both_sides_can_be_told_what_they_are_built_from() -> None:
+def test_both_sides_can_be_set_what_they_are_built_from() -> None:
     for side in ("cloud", "edge"):
         arguments = re.findall(r"^ARG (\w+)", (DEPLOY / f"Dockerfile.{side}").read_text(encoding="utf-8"), re.M)
         assert COMPOSE["services"][side]["build"]["args"].keys() == set(arguments) - {"EXTRAS"}
@@ -91,7 +91,7 @@ def test_edges_are_let_in_as_what_they_are() -> None:
         edges_reach(POLICY.replace("SELECTOR", labels))
 
 
-def test_a_choice_of_components_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_of_components_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kubernetes").mkdir()
     (tmp_path / "kubernetes" / "kustomization.yaml").write_text("components: [gpu]\n")
     monkeypatch.setattr(manifests_check, "DEPLOY", tmp_path)

@@ -130,7 +130,7 @@ class Wide(nn.Module):
 
 
 class KeyCache:
-    """What a model of transformers returns beside its logits, unless it is told not to."""
+    """What a model of transformers returns beside its logits, unless asked not to."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values

@@ -276,7 +276,7 @@ def test_words_that_name_nothing_are_refused_before_anything_is_sent() -> None:
         assert client.infer(image()).sends == 1
 
 
-def test_a_deadline_is_kept_and_the_client_goes_on() -> None:
+def test_a_deadline_is_kept_and_the_client_continues() -> None:
     given_up = threading.Event()
     with pair(small_models.Residual, "stem", delay=held({2: given_up})) as (client, _):
         client.infer(image())
@@ -371,7 +371,7 @@ def test_a_client_that_is_closed_while_it_opens_connects_to_nobody(monkeypatch: 
         (fake.refuse(fake.grpc.StatusCode.NOT_FOUND, "no model m"), UnknownModel),
     ],
 )
-def test_who_does_not_agree_is_told_at_once(script: fake.Script, error: type[Exception]) -> None:
+def test_who_does_not_agree_is_reported_at_once(script: fake.Script, error: type[Exception]) -> None:
     with (
         FakeServer(script) as server,
         pytest.raises(error, match=server.address),

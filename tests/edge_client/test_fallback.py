@@ -36,7 +36,7 @@ def whole(seed: int) -> torch.Tensor:
     return answer
 
 
-def test_other_weights_are_told_at_once_and_the_edge_answers() -> None:
+def test_other_weights_are_reported_at_once_and_the_edge_answers() -> None:
     with FakeServer(OTHER_WEIGHTS) as server, make_client(server.address) as client:
         answers = [client.infer(image(seed)) for seed in range(3)]
         assert all(torch.equal(answer.output, whole(seed)) for seed, answer in enumerate(answers))

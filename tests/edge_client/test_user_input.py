@@ -55,7 +55,7 @@ def test_a_digest_is_of_what_the_input_holds() -> None:
     assert named_inputs(np.zeros(3))[0].digest() == named_inputs(torch.zeros(3, dtype=torch.float64))[0].digest()
 
 
-def test_pairs_have_labels_and_what_is_none_is_told() -> None:
+def test_pairs_have_labels_and_what_is_none_is_reported() -> None:
     found = labelled([(np.zeros(3), 7), (np.zeros(3), torch.tensor(8)), (np.zeros(3), None)], "data")
     assert [one.truth for one in found] == ["7", "8", None]
     with pytest.raises(InputMismatch, match="entry 1 is no such pair"):

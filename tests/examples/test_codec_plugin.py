@@ -82,5 +82,5 @@ def test_where_the_server_fails_to_decode_the_request_is_not_lost(
         assert all(one.codecs == ("raw",) and torch.equal(one.output, wanted) for one in answers)
         many = list(client.infer_many([IMAGE] * 5))
         assert all(torch.equal(one.output, wanted) for one in many)
-    told = [one.getMessage() for one in caplog.records if "acme:topk" in one.getMessage()]
-    assert len(told) == 1 and "out of licences" in told[0] and "is not used any more" in told[0]
+    reported = [one.getMessage() for one in caplog.records if "acme:topk" in one.getMessage()]
+    assert len(reported) == 1 and "out of licences" in reported[0] and "is not used any more" in reported[0]

@@ -36,7 +36,7 @@ def exact_at_every_cut(edge: WrappedModel, cloud: WrappedModel, x: Tensor, expec
 SHAPES = [(1, 3, 16, 16), (5, 3, 16, 16), (2, 3, 20, 12), (2, 3, 16, 16), (0, 3, 16, 16)]
 
 
-def test_other_shapes_are_planned_anew() -> None:
+def test_other_shapes_are_planned_again() -> None:
     edge, cloud = WrappedModel(build()), WrappedModel(build())
     digests = []
     for shape in SHAPES:
@@ -151,7 +151,7 @@ def test_training_mode_dropout_is_in_the_agreement() -> None:
                 assert same(wrapped.forward(early, start=cut), expected)
 
 
-def test_train_and_eval_are_told_apart() -> None:
+def test_train_and_eval_are_distinguished() -> None:
     """The head in eval, the tail in training mode: an error, never an answer with batch statistics."""
     edge, cloud = WrappedModel(build()), WrappedModel(build().train())
     early = through_bytes(edge.forward(X, end=1))

@@ -54,7 +54,7 @@ def test_power_of_no_time_is_none() -> None:
     assert _energy(track, 0, 1_000_000_000)[1].value == 2.0
 
 
-def test_names_are_told_to_the_third() -> None:
+def test_names_are_reported_to_the_third() -> None:
     assert [first_few("abcd"[:count]) for count in (1, 3, 4)] == ["a", "a, b, c", "a, b, c and 1 more"]
     assert first_few("aaaa") == "a"
 

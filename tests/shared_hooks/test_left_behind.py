@@ -358,7 +358,7 @@ def cuts(model: WrappedModel, rows: int) -> list[bool]:
     return [layer.can_split for layer in model.layers]
 
 
-def test_what_is_set_anew_is_no_state_but_for_a_path_that_reads_it_first() -> None:
+def test_what_is_set_again_is_no_state_but_for_a_path_that_reads_it_first() -> None:
     for order in ((2, 3, 2), (3, 2, 3)):
         model = WrappedModel(Last().eval())
         for rows in order:
@@ -367,7 +367,7 @@ def test_what_is_set_anew_is_no_state_but_for_a_path_that_reads_it_first() -> No
         assert any(found) == (order[-1] == 2), order
 
 
-def test_a_list_made_anew_is_no_state_but_one_that_goes_on_is() -> None:
+def test_a_list_made_again_is_no_state_but_one_that_continues_is() -> None:
     assert all(cuts(WrappedModel(NewList().eval()), 2))
     assert not any(cuts(WrappedModel(SameList().eval()), 2))
     assert not any(cuts(WrappedModel(KeptList().eval()), 2))

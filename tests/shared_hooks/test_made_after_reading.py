@@ -1,4 +1,4 @@
-"""What Python makes from numbers after it has read data may be made from the data: it is told, not found again."""
+"""What Python makes from numbers after it has read data may be made from the data: it is reported, not found again."""
 
 from __future__ import annotations
 

@@ -405,7 +405,7 @@ def test_a_strangers_facts_make_no_more_of_it_than_the_own_ones() -> None:
 
 
 @pytest.mark.parametrize("sort", [SET, USUAL])
-def test_what_is_told_has_bounds_before_it_is_made(sort: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_reported_has_bounds_before_it_is_made(sort: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the names and values of a stranger, and however many."""
     made: list[int] = []
 
@@ -497,7 +497,7 @@ def test_what_a_class_keeps_in_passing_is_no_code() -> None:
     assert constants._source(Remembering) == before and "factor = 2" in before
 
 
-def test_functions_that_torchs_modules_hold_are_told_without_addresses() -> None:
+def test_functions_that_torchs_modules_hold_are_reported_without_addresses() -> None:
     def unfinished() -> Any:
         def call(x: torch.Tensor) -> torch.Tensor:
             return later(x)  # bound below, after the module was looked at

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shared_hooks.sharing import MAX_USERS, Holding, Owner, SharedCache, Shares, giving_way
+from shared_hooks.sharing import MAX_USERS, Holding, Owner, SharedCache, Shares, evictions
 
 PARTIES = st.builds(Owner, st.sampled_from("abc"), st.sampled_from("xyz"))
 
@@ -37,9 +37,9 @@ def shares_of(holdings: list[Holding[int]], limit: int) -> Shares:
 
 @given(HOLDINGS, PARTIES, st.integers(0, 12), st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
-def test_who_gives_way(holdings: list[Holding[int]], newcomer: Owner, amount: int, limit: int) -> None:
+def test_who_is_evicted(holdings: list[Holding[int]], newcomer: Owner, amount: int, limit: int) -> None:
     shares, by_thing = shares_of(holdings, limit), {one.thing: one for one in holdings}
-    gone = giving_way(shares, newcomer, amount, holdings)
+    gone = evictions(shares, newcomer, amount, holdings)
     if gone is None:
         return  # nothing goes
     assert len(set(gone)) == len(gone)
@@ -57,16 +57,16 @@ def test_who_gives_way(holdings: list[Holding[int]], newcomer: Owner, amount: in
 def test_two_that_hold_as_much_do_not_take_from_each_other() -> None:
     ann, bob = Owner("a"), Owner("b")
     equal = [Holding(1, ann, 1, (0,)), Holding(2, bob, 1, (0,))]
-    assert giving_way(shares_of(equal, 2), bob, 1, equal) is None
+    assert evictions(shares_of(equal, 2), bob, 1, equal) is None
     more = [Holding(number, ann, 1, (-number,)) for number in range(3)]
-    assert giving_way(shares_of(more, 3), bob, 1, more) == [2]  # the least useful
+    assert evictions(shares_of(more, 3), bob, 1, more) == [2]  # the least useful
 
 
-def test_what_is_idle_gives_way_to_who_does_something() -> None:
+def test_what_is_idle_is_evicted_to_who_does_something() -> None:
     ann = Owner("a", "1")
     idle, busy = Holding(1, ann, 4, (0,), is_idle=True), Holding(2, ann, 4, (1,))
-    assert giving_way(shares_of([idle, busy], 8), ann, 4, [busy, idle]) == [1]
-    assert giving_way(shares_of([busy], 4), ann, 4, [busy]) is None
+    assert evictions(shares_of([idle, busy], 8), ann, 4, [busy, idle]) == [1]
+    assert evictions(shares_of([busy], 4), ann, 4, [busy]) is None
 
 
 class Books(RuleBasedStateMachine):

@@ -67,7 +67,7 @@ def test_processes_of_their_own_show_what_one_shares() -> None:
     with WrappedModel(made(Warm)) as wrapped:
         report = wrapped.verify(x, cold=partial(made, Warm), processes=True)
         assert report.ok and report.input_exact and len(report.exact) == 3
-    assert os.getpid() not in told_pids(partial(told_pid, made(Warm)))
+    assert os.getpid() not in reported_pids(partial(reported_pid, made(Warm)))
 
 
 def test_a_process_that_starts_is_not_interrupted_by_ctrl_c() -> None:
@@ -79,13 +79,13 @@ def test_a_process_that_starts_is_not_interrupted_by_ctrl_c() -> None:
     assert inside == "True\n" and signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
-def told_pid(model: nn.Module) -> nn.Module:
+def reported_pid(model: nn.Module) -> nn.Module:
     model.register_buffer("pid", torch.tensor(os.getpid()))
     model.forward = lambda x: model.pid  # type: ignore[method-assign,assignment]
     return model
 
 
-def told_pids(make: partial[nn.Module]) -> list[int]:
+def reported_pids(make: partial[nn.Module]) -> list[int]:
     with Apart(make, WrappedModel) as one, Apart(make, WrappedModel) as other:
         return [int(each.whole((torch.zeros(1),), {}, Dice())) for each in (one, other)]
 

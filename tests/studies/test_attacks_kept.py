@@ -115,7 +115,7 @@ def test_a_volley_is_made_of_seed_and_number_alone() -> None:
     assert reported.stdout.split()[::-1] == [volley.digest for volley in wanted]
 
 
-def test_memory_that_grows_is_told() -> None:
+def test_memory_that_grows_is_reported() -> None:
     assert Flatness.of([[n * 1000, 300 + (n > 3) * 9] for n in range(101)]).flat is True
     assert Flatness.of([[n * 1000, 300 + n / 2] for n in range(101)]).flat is False
     assert Flatness.of([[n * 100, 300 + n / 2] for n in range(101)]).flat is None

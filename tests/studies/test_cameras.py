@@ -38,14 +38,14 @@ def console(reported: dict[str, Any]) -> str:
 
 
 def kept() -> dict[str, Any]:
-    """What the machine told in the run whose result is kept; the status of `run` was not."""
+    """What the machine reported in the run whose result is kept; the status of `run` was not."""
     cases = {one["case"].removeprefix("V4L2: "): one for one in KEPT if one["case"].startswith("V4L2: ")}
-    texts = {case: one["told"] for case, one in cases.items() if case != RUN}
+    texts = {case: one["reported"] for case, one in cases.items() if case != RUN}
     lists = {case: json.loads(text) if text[0] in "[0" else text for case, text in texts.items()}
     return {**lists, RUN: [0, cases[RUN]["source"]]}
 
 
-def test_the_machine_that_was_run_told_what_must_come() -> None:
+def test_the_machine_that_was_run_reported_what_must_come() -> None:
     found = outcomes(console(kept()))
     assert {one.case.removeprefix("V4L2: ") for one in found} == set(CASES)
     assert not [one for one in found if one.fault]
@@ -58,7 +58,7 @@ def test_what_falls_short_is_noticed(case: str, right: Any, wrong: Any) -> None:
     assert not well.fault and ill.case == f"V4L2: {case}" and "FALLS SHORT: expected" in line(ill)
 
 
-def test_so_is_what_was_not_told() -> None:
+def test_so_is_what_was_not_reported() -> None:
     reported = kept()
     del reported["1280x720 rgb24"]
     (none,) = [one for one in outcomes(console(reported)) if one.fault]

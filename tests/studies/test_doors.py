@@ -41,7 +41,7 @@ def test_what_was_kept_is_what_must_come() -> None:
         ({"refused": [UNKNOWN, "connection refused"]}, "refused was"),
     ],
 )
-def test_an_answer_that_falls_short_is_told(ill: Mapping[str, Any], said: str) -> None:
+def test_an_answer_that_falls_short_is_reported(ill: Mapping[str, Any], said: str) -> None:
     assert checked("me", dict(WELL)) == WELL
     with pytest.raises(RuntimeError, match=f"me: {said}"):
         checked("me", {**WELL, **ill})

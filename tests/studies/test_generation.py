@@ -254,7 +254,7 @@ def test_an_engine_that_sends_all_is_seen(gpt2: Built) -> None:
     assert reported == {"first": "found", "middle": "found", "last": "found", CONTROL: "shown"}
 
 
-def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_continues_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line a class; a second run adds none, and has the same to say."""
     path = tmp_path / "found.jsonl"
     summary = tmp_path / "summary.json"

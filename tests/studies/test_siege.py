@@ -47,7 +47,7 @@ def test_what_a_case_says_of_itself() -> None:
         assert re.fullmatch("[a-z-]+", name) and case.does, name
 
 
-def test_what_falls_short_is_told() -> None:
+def test_what_falls_short_is_reported() -> None:
     outcome = Outcome("x", "", "", allowed=100.0, peak=90.0, health_seconds=0.1, status=0, bound="QuotaExceeded")
     outcome.phases = {name: Phase(100, 5.0, 10.0, 12.0) for name in (BEFORE, DURING, AFTER)}
     outcome.reported = [("QuotaExceeded: too much", 3)]

@@ -13,7 +13,7 @@ Run = Callable[[Stranger], None]
 
 @dataclass(frozen=True)
 class Case:
-    """``told``: a pattern that one of the texts the hostile client hears must match: the bound, by name.
+    """``reported``: a pattern that one of the texts the hostile client hears must match: the bound, by name.
     Empty where nothing needs to be refused. ``limits``: of the server, in place of `trial.LIMITS`.
     """
 
@@ -26,7 +26,7 @@ class Case:
     prepare: Callable[[], Any] = lambda: None
     """Called before the hostile process says that it is ready."""
     killed: bool = False
-    """The hostile process is killed in the middle, and the server told to drain at once."""
+    """The hostile process is killed in the middle, and the server asked to drain at once."""
 
     @property
     def does(self) -> str:

@@ -44,7 +44,7 @@ def test_in_no_minute_more_than_the_quota_and_its_burst(quota: int, asked: list[
         assert sum(begin <= at < begin + 60 for at in taken) <= most + 1e-6
 
 
-def test_after_the_time_that_was_told_there_is_more() -> None:
+def test_after_the_time_that_was_reported_there_is_more() -> None:
     clock = Clock()
     quotas, alice = Quotas(clock), caller(requests_per_minute=60)
     for _ in range(10):

@@ -42,7 +42,7 @@ def test_what_cannot_be_had_is_refused_by_name(options: dict[str, Any], named: s
     assert named in str(error.value)
 
 
-def test_everything_that_cannot_be_had_is_told_at_once() -> None:
+def test_everything_that_cannot_be_had_is_reported_at_once() -> None:
     with pytest.raises(SpecError, match=r"worker_processes.*reuse_port"):
         passport.check(ServerConfig(worker_processes=True, reuse_port=True))
 

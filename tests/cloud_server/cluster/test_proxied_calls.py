@@ -67,12 +67,12 @@ def test_answers_that_nobody_fetches_are_held_within_a_bound() -> None:
             channel.unary_unary(INFER)(ONE, timeout=PATIENCE)
 
 
-def test_the_account_that_has_the_most_gives_way_first_with_what_it_does_not_fetch() -> None:
+def test_the_account_that_has_the_most_is_evicted_first_with_what_it_does_not_fetch() -> None:
     known, ended = ProxiedCalls(FakeRay(), 4, idle_seconds=9.0), []
 
     def stay(name: str, number: int) -> ProxiedCall:
         made = ProxiedCall("", "", Caller("", name), 1.0, lambda: ended.append(f"{name} {number} cut off"))
-        made.call = SimpleNamespace(cancel=lambda: ended.append(f"{name} {number} told"))
+        made.call = SimpleNamespace(cancel=lambda: ended.append(f"{name} {number} reported"))
         return made
 
     with ExitStack() as stack:
@@ -83,16 +83,16 @@ def test_the_account_that_has_the_most_gives_way_first_with_what_it_does_not_fet
             stack.enter_context(known.place(stay("many", 4)))
         of_many[1].is_sending = True
         stack.enter_context(known.place(stay("few", 0)))
-        assert ended == ["many 1 told", "many 1 cut off"]
+        assert ended == ["many 1 reported", "many 1 cut off"]
         stack.enter_context(known.place(stay("few", 1)))
-        assert ended[2:] == ["many 0 told"] and isinstance(of_many[0].refused, ServerUnavailable)
+        assert ended[2:] == ["many 0 reported"] and isinstance(of_many[0].refused, ServerUnavailable)
         with pytest.raises(ServerUnavailable):
             stack.enter_context(known.place(stay("few", 2)))
     assert len(known) == 0
 
 
 class TestDraining:
-    """``NOTIFY_BEATS``: who needs only be told has no time for it here."""
+    """``NOTIFY_BEATS``: who needs only be reported has no time for it here."""
 
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:

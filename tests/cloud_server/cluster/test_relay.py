@@ -81,7 +81,7 @@ class TestStreams:
             answer(connection, 2, b"")
             connection.close()
 
-    def test_digests_that_differ_are_told_apart_through_a_front(self) -> None:
+    def test_digests_that_differ_are_distinguished_through_a_front(self) -> None:
         environment = {**FakeEngine().identity.environment, "model_configuration": "another"}
         facts = encode({("set", "norm", "eps"): "1e-05", ("usual", "norm", "groups"): "1"})
         with cluster({"fake": [FakeEngine()]}) as there:
@@ -258,7 +258,7 @@ class TestWhoMay:
             assert session.caller.identity == "alice" and session.caller.policy.models == ("fake",)
             connection.close()
 
-    def test_of_a_model_that_one_may_not_use_nothing_is_told_or_asked(self, tmp_path: Path) -> None:
+    def test_of_a_model_that_one_may_not_use_nothing_is_reported_or_asked(self, tmp_path: Path) -> None:
         file = tmp_path / "identities.toml"
         file.write_text(entry("alice", hash_of(TOKEN), None) + '\n[identities.alice]\nmodels = ["fake"]\n')
         with cluster({"fake": [FakeEngine()], "covert": []}, identities=file) as there, there.channel() as channel:

@@ -94,7 +94,7 @@ def test_beyond_its_bytes_too() -> None:
     assert (len(desk.sessions), desk.sessions.nbytes) == (2, 600)
 
 
-def test_between_accounts_who_has_most_gives_way() -> None:
+def test_between_accounts_who_has_most_is_evicted() -> None:
     desk = Desk()
     for session in (1, 2, 3):
         desk.step(A, session, 0, 250)
@@ -105,8 +105,8 @@ def test_between_accounts_who_has_most_gives_way() -> None:
     assert desk.sessions.nbytes == 800
 
 
-def test_who_has_most_ends_its_own_where_nobody_gives_way() -> None:
-    """The answer of the step that took too much is given; the next one is told."""
+def test_who_has_most_ends_its_own_where_nobody_is_evicted() -> None:
+    """The answer of the step that took too much is given; the next one is reported."""
     desk = Desk()
     desk.step(C, 1, 0, 400)
     desk.step(B, 1, 0, 350)

@@ -35,7 +35,7 @@ class TestSteps:
         client.send(frame(2, 7, 1, {}, [ones(30_000)]))
         assert rows(client, 1) == (1, 50_000.0) and rows(client, 2) == (2, 80_000.0)
 
-    def test_a_copy_goes_on_apart(self, client: CoreClient) -> None:
+    def test_a_copy_continues_apart(self, client: CoreClient) -> None:
         step(client, 1, 7, 0)
         client.send(frame(2, 8, 0, {}, [ones(2)], fork=(7, 1)), frame(3, 9, 0, {}, [], fork=(7, 1)))
         assert rows(client, 2) == (2, 6.0) and rows(client, 3) == (1, 4.0)

@@ -93,7 +93,7 @@ def test_a_reload_does_what_the_file_says_and_no_more(tmp_path: Path) -> None:
 
 
 def test_what_is_under_way_is_answered_and_then_the_weights_go(tmp_path: Path) -> None:
-    """Also where the collector was told to look at the model no more."""
+    """Also where the collector was asked to look at the model no more."""
     file = tmp_path / "server.toml"
     file.write_text(entry("one"))
     with fleet_of(file) as (fleet, _):

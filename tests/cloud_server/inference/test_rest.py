@@ -167,7 +167,7 @@ def test_nonsense_is_no_request(server: CloudServer) -> None:
     same(ask(server, INFER, GOOD), ONES)
 
 
-def test_who_dawdles_gives_way(server: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_dawdles_is_evicted(server: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.rest is not None
     waiting = server.rest._waiting
     with socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE) as slow:

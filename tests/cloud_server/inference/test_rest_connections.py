@@ -64,7 +64,7 @@ def test_refusals_that_nobody_fetches(
     assert len(waiting) == 0
 
 
-def test_a_request_and_each_piece_of_it_begin_the_wait_anew(server: CloudServer, waiting: WaitingCalls) -> None:
+def test_a_request_and_each_piece_of_it_begin_the_wait_again(server: CloudServer, waiting: WaitingCalls) -> None:
     def since() -> float:
         (place,) = waiting._places
         return place.since or 0.0

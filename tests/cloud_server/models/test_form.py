@@ -1,4 +1,4 @@
-"""Names and sizes of what goes into a model and comes out, as strangers are told."""
+"""Names and sizes of what goes into a model and comes out, as strangers are reported."""
 
 from __future__ import annotations
 

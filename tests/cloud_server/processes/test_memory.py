@@ -72,7 +72,7 @@ def test_both_sides_see_the_same(memory: SharedMemory) -> None:
             theirs.array(start, nbytes)
 
 
-def test_no_room_is_told(memory: SharedMemory) -> None:
+def test_no_room_is_reported(memory: SharedMemory) -> None:
     blocks = [memory.allocate(1) for _ in range(16)]
     with pytest.raises(ServerUnavailable, match=f"{16 * PAGE} of {16 * PAGE} bytes of shared memory"):
         memory.allocate(1)

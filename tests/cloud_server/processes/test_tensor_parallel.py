@@ -95,7 +95,7 @@ def test_what_is_refused(server: Process, specs: dict[str, Path]) -> None:
                 generate(split.model)
         with pytest.raises(CutRefused, match="divided among 2 processes.*continues generations"):
             edge.infer(prompt()["input_ids"], split="model.layers.1")
-        with SplitGenerator(edge, "model.layers.1") as split:  # and it goes on
+        with SplitGenerator(edge, "model.layers.1") as split:  # and it continues
             assert torch.equal(generate(split.model), generate(edge.wrapped.model))
 
 

@@ -126,11 +126,11 @@ def test_a_folder_that_cannot_be_written_to_costs_another_trial_only(monkeypatch
 
 def test_nobody_is_let_past_a_trial_that_is_under_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mine, trials = identity("doubled"), Trials([], folder=tmp_path)
-    begun, goes_on, over = threading.Event(), threading.Event(), list[int]()
+    begun, continues, over = threading.Event(), threading.Event(), list[int]()
 
     def trial(model_id: str, cut: str, nbytes: int) -> dict[str, str]:
         begun.set()
-        assert goes_on.wait(PATIENCE)
+        assert continues.wait(PATIENCE)
         return dict.fromkeys(["input", "0", "1", "2"], "differs")
 
     monkeypatch.setattr(trials, "_trial", trial)
@@ -139,7 +139,7 @@ def test_nobody_is_let_past_a_trial_that_is_under_way(monkeypatch: pytest.Monkey
     for number in range(1, 200):
         assert trials.wait(mine, "01"[number % 2], 100, lambda number=number: over.append(number))
     assert threading.active_count() <= before + 1 and not over
-    goes_on.set()
+    continues.set()
     eventually(lambda: over == list(range(200)))
     assert not trials.wait(mine, "0", 100, lambda: over.append(-1))
     with pytest.raises(CutRefused):

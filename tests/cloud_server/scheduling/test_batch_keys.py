@@ -64,7 +64,7 @@ class TestWhoIsTakenAlong:
 
 
 class TestFairness:
-    def test_who_asks_little_is_in_the_next_group_however_many_the_others_have_in_line(self) -> None:
+    def test_a_client_that_asks_little_is_in_the_next_group_however_many_the_others_have_in_line(self) -> None:
         line = FairQueue()
         for number in range(40):
             line.put(Task("heavy", Payer("heavy", f"{number % 8}"), KIN))

@@ -81,7 +81,7 @@ class TestTurnedAway:
             run.at(0.1 + 0.002 * number, lambda: run.line.turned_away(flood))
         return run.used
 
-    def test_who_asks_for_more_than_its_share_gets_half_of_it(self) -> None:
+    def test_a_client_that_asks_for_more_than_its_share_gets_half_of_it(self) -> None:
         run = Simulation()
         used = self.flood(run, 30)
         run.run(30)

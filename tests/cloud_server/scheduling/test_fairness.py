@@ -34,7 +34,7 @@ def order(*asked: tuple[Caller, str, int]) -> str:
     return "".join(computed[1:])
 
 
-def test_who_asks_once_does_not_wait_for_who_asked_much_before() -> None:
+def test_a_client_that_asks_once_does_not_wait_for_one_that_asked_much_before() -> None:
     flood, honest = Caller("a", identity="flood"), Caller("b", identity="honest")
     assert order((flood, "f", 4), (honest, "h", 1)).index("h") <= 1
 

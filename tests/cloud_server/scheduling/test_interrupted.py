@@ -34,7 +34,7 @@ def _at_a_lock(frame: FrameType) -> bool:
 
 @contextmanager
 def ended_at(target: Target, number: int) -> Iterator[list[str]]:
-    """`Overtime` comes at the ``number``-th line that runs where it may come; the place is told."""
+    """`Overtime` comes at the ``number``-th line that runs where it may come; the place is reported."""
     left, places = number, list[str]()
     thread, until = threading.get_ident(), target.core._executor._watchdog._until
 

@@ -75,7 +75,7 @@ def test_facts_that_are_all_alike_explain_no_digest() -> None:
     assert "model_configuration" in str(refusal({EPS: "1e-05"}))
 
 
-def test_what_differs_in_a_thousand_places_is_told_in_some() -> None:
+def test_what_differs_in_a_thousand_places_is_reported_in_some() -> None:
     text = str(refusal({("set", f"layer{number}", "eps"): "1" for number in range(1000)}))
     assert len(text) < 6000 and "more" in text
 

@@ -1,4 +1,4 @@
-"""A client's memory on this machine is read if it is what was told, and from nobody who is elsewhere."""
+"""A client's memory on this machine is read if it is what was announced, and from nobody who is elsewhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_lies_there_is_read(file: int, peer: str) -> None:
     "changes",
     [{"nonce": NONCE[::-1]}, {"nonce": b""}, {"nbytes": 0}, {"nbytes": 1 << 63}, {"fd": 1 << 30}, {"pid": 1 << 31}],
 )
-def test_what_is_not_as_told_is_not_used(file: int, changes: dict[str, object]) -> None:
+def test_what_is_not_as_reported_is_not_used(file: int, changes: dict[str, object]) -> None:
     assert ReceiveArea.opened(reported(file, **changes), HERE) is None
 
 
@@ -78,7 +78,7 @@ def test_the_servers_own_memory_is_no_clients() -> None:
     memory.close()
 
 
-def test_it_may_be_smaller_than_told(file: int) -> None:
+def test_it_may_be_smaller_than_announced(file: int) -> None:
     area = ReceiveArea.opened(reported(file), HERE)
     assert area is not None
     for offset, nbytes in ((NBYTES - 4, 5), (1 << 63, 1)):

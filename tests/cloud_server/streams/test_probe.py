@@ -37,7 +37,7 @@ LIMITS = Limits(
 class ProfiledEngine(FakeEngine):
     """Its profile is what it was asked for; ``hold`` makes it wait in the middle."""
 
-    profile_gives_way = False
+    profile_yields = False
 
     def __init__(self, *, model_id: str = "fake", example: bool = True) -> None:
         super().__init__(model_id=model_id)
@@ -162,7 +162,7 @@ class TestProbe:
 
 
 class GrowingStream:
-    """A probe that asks when it is told to."""
+    """A probe that asks on command."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._wanted = threading.Semaphore(0)
@@ -273,8 +273,8 @@ class TestProfile:
         assert [reply for reply in call if reply.WhichOneof("reply") == "profile"]
 
     @pytest.mark.parametrize("who", [Caller("test"), Caller("other", "honest")])
-    def test_between_repetitions_it_gives_way(self, engine: ProfiledEngine, who: Caller) -> None:
-        engine.hold, engine.profile_gives_way = threading.Event(), True
+    def test_between_repetitions_it_is_evicted(self, engine: ProfiledEngine, who: Caller) -> None:
+        engine.hold, engine.profile_yields = threading.Event(), True
         with Core([engine], LIMITS) as core:
             replies = core.profiles.stream(split_pb2.ProfileRequest(model_id="fake"), Caller("test"))
             assert next(replies) and engine.entered.wait(PATIENCE)

@@ -70,7 +70,7 @@ def test_no_more_readers_than_places(page: MetricsPage) -> None:
     eventually(answered)
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(SpecError, match=f"metrics: {address} cannot be used"):

@@ -168,7 +168,7 @@ class TestHandshake:
 
 class TestHostileBytes:
     @pytest.fixture(autouse=True)
-    def goes_on(self, channel: grpc.Channel) -> Iterator[None]:
+    def continues(self, channel: grpc.Channel) -> Iterator[None]:
         yield
         still_serves(channel)
 

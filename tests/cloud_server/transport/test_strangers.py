@@ -110,7 +110,7 @@ def test_what_is_no_message(address: str) -> None:
             assert channel.stream_unary(CHECK).future(iter(data), timeout=PATIENCE).code() is code
 
 
-def test_whoever_watches_longest_gives_way_at_an_address_that_has_most(server: CloudServer, address: str) -> None:
+def test_whoever_watches_longest_is_evicted_at_an_address_that_has_most(server: CloudServer, address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         first = stub.Watch(health_pb2.HealthCheckRequest())

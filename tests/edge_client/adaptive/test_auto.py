@@ -1,4 +1,4 @@
-"""``--split auto``: every request is answered, whatever becomes of link and server; and the controller is told."""
+"""``--split auto``: every request is answered, whatever becomes of link and server; and the controller is reported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NOTHING = Reading.unavailable("a test")
 
 
 class CallReports:
-    """A controller that does as it is told, and notes what it hears."""
+    """A controller that does as instructed, and notes what it hears."""
 
     def __init__(self, name: str, network_ms: float = 1.0, probes: int | None = None) -> None:
         self.name, self.there = name, True
@@ -60,7 +60,9 @@ class CallReports:
     def choose(self, now: int) -> ChosenWay:
         name = self.name if self.there else "edge-only"
         stages = {"edge": 1e6, "network": self.network_ms * 1e6}
-        return ChosenWay(Candidate(name, None, stages, 0, 0, NOTHING, NOTHING), False, "told", {"predicted_ms": 1.0})
+        return ChosenWay(
+            Candidate(name, None, stages, 0, 0, NOTHING, NOTHING), False, "reported", {"predicted_ms": 1.0}
+        )
 
     link = Link(Curve.line(1e6, 1e9), Curve.line(0.0, 1e9))
 
@@ -139,7 +141,7 @@ def test_runs_where_the_controller_says_and_tells_it_what_that_took() -> None:
 
 
 def test_a_cut_that_it_may_not_use_goes_another_way_and_the_server_counts_as_there() -> None:
-    """The first request is begun before the server has told; `fail` is asked once only."""
+    """The first request is begun before the server has announced; `fail` is asked once only."""
     allowed: list[Any] = []
     reported = CallReports("body", network_ms=1e6)  # so late that no request is hedged
     reported.allow = allowed.append  # type: ignore[attr-defined]
@@ -221,7 +223,7 @@ def test_without_a_place_for_the_whole_model_the_server_is_waited_for() -> None:
         assert "hedge" not in kinds(one)
 
 
-def test_what_is_wrong_with_an_input_is_said_and_the_next_goes_on() -> None:
+def test_what_is_wrong_with_an_input_is_said_and_the_next_continues() -> None:
     reported = CallReports("first", network_ms=1e6)
     values = [torch.ones(3), torch.full((3,), 200.0), torch.ones(3)]
     with FakeServer(fake.tails(built(small_models.Moody))) as server, auto(server, reported, small_models.Moody) as one:
@@ -239,7 +241,7 @@ def test_leaving_does_not_wait_for_a_first_profile() -> None:
 
     def connect(check: Callable[[], None]) -> Any:
         fetching.set()
-        while True:  # until it is told to stop
+        while True:  # until asked to stop
             check()
             time.sleep(0.01)
 
@@ -252,7 +254,7 @@ def test_leaving_does_not_wait_for_a_first_profile() -> None:
 
 
 @pytest.mark.parametrize("stage", ["fetch_profile", "probe"])
-def test_what_is_fetched_at_first_is_left_when_it_is_told_to_stop(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_fetched_at_first_is_left_when_it_is_asked_to_stop(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step of both is an occasion to leave."""
 
     def going_on(*_: Any, **__: Any) -> None:
@@ -281,7 +283,7 @@ def test_a_deadline_holds_where_nothing_runs_here() -> None:
         one.infer(image(), deadline=0.3)
 
 
-def test_requests_are_told_apart_without_comparing_their_tensors() -> None:
+def test_requests_are_distinguished_without_comparing_their_tensors() -> None:
     choice = CallReports("input").choose(0)
     flights = [
         Flight(call, call, choice, Stamps(), 0.0, Done(Answer.__new__(Answer)))

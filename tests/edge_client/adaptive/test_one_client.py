@@ -62,7 +62,7 @@ def test_one_line_chooses(server: Served, kind: str) -> None:
     assert not monitor.is_alive()
 
 
-def test_without_a_server_everything_runs_here_and_it_is_told(server: Served) -> None:
+def test_without_a_server_everything_runs_here_and_it_is_reported(server: Served) -> None:
     said: list[str] = []
     options = replace(QUICK, say=said.append)
     address = f"127.0.0.1:{free_port()}"
@@ -74,7 +74,7 @@ def test_without_a_server_everything_runs_here_and_it_is_told(server: Served) ->
     assert any("no server yet, everything runs here" in line for line in said)
 
 
-def test_what_cannot_be_is_told_before_anything_is_loaded() -> None:
+def test_what_cannot_be_is_reported_before_anything_is_loaded() -> None:
     with pytest.raises(SpecError, match='split="auto" chooses between here and a server'):
         EdgeClient(None, "digits", split="auto")
     with pytest.raises(SpecError, match='split="auto" runs the whole model here'):

@@ -57,7 +57,7 @@ async def until(claim: Callable[[], bool]) -> None:
     await asyncio.wait_for(look(), PATIENCE)
 
 
-def test_answers_are_awaited_and_the_loop_goes_on(held: Served) -> None:
+def test_answers_are_awaited_and_the_loop_continues(held: Served) -> None:
     async def main() -> None:
         async with client(held) as one:
             assert "ready" in repr(one)
@@ -169,7 +169,7 @@ def test_an_iteration_may_be_left_between_two_answers(server: Served) -> None:
     asyncio.run(main())
 
 
-def test_a_deadline_counts_from_the_call_and_no_server_is_told(held: Served) -> None:
+def test_a_deadline_counts_from_the_call_and_no_server_is_reported(held: Served) -> None:
     async def main() -> None:
         async with client(held) as one:
             with pytest.raises(DeadlineExceeded):

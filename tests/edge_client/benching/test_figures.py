@@ -86,7 +86,7 @@ def answered(count: int, ms: float, seed: int = 0) -> list[Ended]:
     return [Ended(number, 1000, int(1e6 * ms * dice.gamma(8, 1 / 8))) for number in range(count)]
 
 
-def test_refusals_losses_and_late_answers_are_told_apart() -> None:
+def test_refusals_losses_and_late_answers_are_distinguished() -> None:
     ended = answered(100, 20)
     for number, (error, put_offs) in enumerate(
         [("QuotaExceeded", 0), ("DeadlineExceeded", 3), ("DeadlineExceeded", 0), ("ServerUnavailable", 0)]

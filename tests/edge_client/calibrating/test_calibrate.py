@@ -85,7 +85,7 @@ def test_what_is_clearly_too_lossy_is_not_measured_to_the_end(monkeypatch: pytes
     assert known is not None and known.stopped and known.n < 60 and not known.within(0.02)
 
 
-def test_too_few_inputs_for_the_loss_are_told_and_allow_nothing_lossy() -> None:
+def test_too_few_inputs_for_the_loss_are_reported_and_allow_nothing_lossy() -> None:
     few = study(max_loss="0.5%")
     assert any("0.5 % needs 598" in text for text in few.warnings)
     assert not any(one.within(0.005) for cut in few.table.cuts for one in cut.codecs if not one.lossless)
@@ -226,7 +226,7 @@ def test_bad_words_are_refused_by_name(words: dict[str, Any], message: str) -> N
         study(**words)
 
 
-def test_a_cut_that_an_input_refuses_is_told_and_the_others_are_measured() -> None:
+def test_a_cut_that_an_input_refuses_is_reported_and_the_others_are_measured() -> None:
     torch.manual_seed(1)
     forks = Branching().eval()
     inputs = sorted((torch.randn(1, 4) for _ in range(12)), key=lambda one: -float(forks.first(one).sum().detach()))

@@ -50,7 +50,7 @@ def test_nothing_is_lost_where_nothing_changed(kind: str) -> None:
     )
 
 
-def test_classes_lose_where_the_first_changes_and_are_told_by_their_label() -> None:
+def test_classes_lose_where_the_first_changes_and_are_reported_by_their_label() -> None:
     whole, other = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0]]), torch.tensor([[2.9, 1.0, 0.0], [0.0, 1.0, 2.0]])
     same, changed = comparer("classes", LABELLED)(whole, other, label="owl")
     assert (same.loss, changed.loss) == (0.0, 1.0)

@@ -123,7 +123,7 @@ def test_several_requests_at_once_are_answered_in_order(
         assert all(torch.equal(answer.output, model(image(seed))) for seed, answer in enumerate(answers))
 
 
-def test_with_the_cut_the_codec_is_chosen_and_both_are_told(server: Served, table: LossTable, tmp_path: Path) -> None:
+def test_with_the_cut_the_codec_is_chosen_and_both_are_named(server: Served, table: LossTable, tmp_path: Path) -> None:
     options = AutoOptions(profile_seconds=10.0, partitioner="fixed", option="relu + int8")
     words: dict[str, Any] = {"calibration": table, "max_loss": "20%", "auto": options}
     with EdgeClient(server.address, ModelChoice(server.spec), "auto", codec="auto", **words) as auto:

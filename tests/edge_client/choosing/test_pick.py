@@ -55,7 +55,7 @@ def test_what_is_measured_of_one_size_holds_for_its_class_and_ratios_for_their_p
         speeds.observe(4e5 * speeds.server_factor, 1.2e6)
     later = speeds.cost("lz4", ("conv", 0), kind, 100_000)
     assert later is not None and later.encode_ns == pytest.approx(4e6, rel=0.3)
-    assert later.decode_ns == pytest.approx(1.2e6, rel=0.3), "the server told how long it takes there"
+    assert later.decode_ns == pytest.approx(1.2e6, rel=0.3), "the server reported how long it takes there"
 
 
 def link(rtt: float, rate: float) -> Link:

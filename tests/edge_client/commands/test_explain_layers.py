@@ -1,4 +1,4 @@
-"""``edge-client layers --explain``: what crosses, why, and what the tail does, told truly and within the terminal."""
+"""``edge-client layers --explain``: what crosses, why, and what the tail does, truly and within the terminal."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def by_value(explanation: Explanation) -> dict[str, Sent]:
     return {one.value: one for one in explanation.sent}
 
 
-def test_a_skip_connection_is_told_with_both_its_readers() -> None:
+def test_a_skip_connection_is_reported_with_both_its_readers() -> None:
     found = explained(Residual(), "body", torch.randn(1, 3, 16, 16))
     sent = by_value(found)
     assert set(sent) == {"the result of conv2d in stem", "the result of conv2d in body"}
@@ -102,7 +102,7 @@ def test_a_skip_connection_is_told_with_both_its_readers() -> None:
     assert any("skip body: slot 1 as float32[1, 8, 16, 16]" in step for step in found.steps)
 
 
-def test_writes_in_place_on_both_sides_of_the_cut_are_told() -> None:
+def test_writes_in_place_on_both_sides_of_the_cut_are_reported() -> None:
     found = explained(InPlace(), "second", torch.randn(2, 4))
     hidden = by_value(found)["the result of linear in first"]
     assert hidden.written_before == "mul_ in the model itself"
@@ -113,7 +113,7 @@ def test_writes_in_place_on_both_sides_of_the_cut_are_told() -> None:
     assert "also written in place by zero_ in the model itself" in str(found)
 
 
-def test_values_read_from_data_and_other_paths_are_told() -> None:
+def test_values_read_from_data_and_other_paths_are_reported() -> None:
     model = Deciding().eval()
     nn.init.zeros_(model.second.weight)
     nn.init.ones_(model.second.bias)
@@ -138,7 +138,7 @@ def test_what_is_made_of_numbers_after_data_was_read_is_taken_up_in_the_tail() -
         assert torch.equal(cloud.tail(edge.head("second", inputs)), edge.whole(inputs))
 
 
-def test_generators_are_told() -> None:
+def test_generators_are_reported() -> None:
     with WrappedModel(Keeping()) as wrapped:
         found = wrapped.explain("first", torch.randn(2, 4))
     assert found.generators == ("torch",)

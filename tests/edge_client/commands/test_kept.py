@@ -55,7 +55,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path, capsys: Captured) -> None:
     assert "--output: " in capsys.readouterr().err
 
 
-def test_a_disk_that_fills_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_is_reported_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = KeptFiles(str(tmp_path), load_spec("digits"))
     shutil.rmtree(tmp_path)
     kept.write(1, InputItem(Path("a.png")), torch.ones(2), [])

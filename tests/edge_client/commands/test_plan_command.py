@@ -65,7 +65,7 @@ def test_without_a_server_json_alone_is_on_standard_output(capsys: pytest.Captur
     assert captured.err.count("starting a server on this machine") == 1
 
 
-def test_profiles_and_a_told_link_need_no_server(profiles: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiles_and_a_reported_link_need_no_server(profiles: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     link = ["--uplink", "1gbit", "--rtt", "20ms"]  # a shorter round trip, or a slower edge, makes the other one win
     assert main(["plan", *QUICK, *profiles, *link, "--explain", "--top", "5"]) == 0
     captured = capsys.readouterr()

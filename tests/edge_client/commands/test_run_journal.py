@@ -86,7 +86,7 @@ def test_a_full_disk_a_kill_and_a_torn_line_lose_nothing(images: Path, tmp_path:
     result = json.loads(out.read_text())
     assert result["answered"] == 6 and len(result["inputs"]) == 6 and result["accuracy"] is not None
 
-    assert main(words(images, journal)) == 0  # nothing is left, and no line is told twice
+    assert main(words(images, journal)) == 0  # nothing is left, and no line is reported twice
     assert "0 of 0 inputs" in capsys.readouterr().out and len(entries(journal)) == 6
 
 

@@ -51,7 +51,7 @@ def test_alike_and_exact(capsys: Captured) -> None:
     assert found["largest"] == 0 and found["top1"] == 1
 
 
-def test_between_unlike_machines_a_small_difference_passes_and_is_told(capsys: Captured) -> None:
+def test_between_unlike_machines_a_small_difference_passes_and_is_reported(capsys: Captured) -> None:
     status, found = verified(capsys, 1e-4, UNLIKE)
     assert status == 0 and found["ok"] and not found["sides"]["bits"]
     assert 0 < found["sides"]["largest"] <= found["limit"] and "torch" in found["unlike"][0]

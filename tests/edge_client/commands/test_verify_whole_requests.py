@@ -22,7 +22,7 @@ def spec(folder: Path, more: str = "") -> str:
     return str(folder / "net.toml")
 
 
-def test_an_output_that_cannot_be_sent_is_told_with_the_remedy(tmp_path: Path, capsys: Captured) -> None:
+def test_an_output_that_cannot_be_sent_is_reported_with_the_remedy(tmp_path: Path, capsys: Captured) -> None:
     assert main(["verify", "--model", spec(tmp_path), "--json", str(tmp_path / "found.json")]) == 1
     out = capsys.readouterr().out
     assert "no request can be answered: the output cannot be sent: " in out and "KeyCache" in out and REMEDY in out

@@ -211,7 +211,7 @@ def test_another_address_of_the_next_server_takes_over(spec: ModelSpec) -> None:
             assert first.core.decoding.steps and second.core.decoding.steps
 
 
-def test_a_next_server_that_does_not_answer_is_a_deadline_and_then_all_goes_on(spec: ModelSpec) -> None:
+def test_a_next_server_that_does_not_answer_is_a_deadline_and_then_all_continues(spec: ModelSpec) -> None:
     asked: dict[str, Any] = {**ids(), "max_new_tokens": 6, "do_sample": False}
     with speaking(spec, 2, deadline=2.0) as (stations, client):
         expected, generator = whole(client, **asked), SplitGenerator(client, CUTS)

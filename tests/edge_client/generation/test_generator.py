@@ -67,7 +67,7 @@ def test_drafts_need_fewer_round_trips_than_tokens(client: EdgeClient) -> None:
     assert generator.summary.round_trips <= 40
 
 
-def test_a_state_goes_on_in_the_next_call(client: EdgeClient) -> None:
+def test_a_state_continues_in_the_next_call(client: EdgeClient) -> None:
     asked = inputs(client)
     longer = whole(client, **asked, max_new_tokens=10, do_sample=False)
     with SplitGenerator(client, CUT) as generator:

@@ -42,7 +42,7 @@ def generate(model: Any, number: int, **more: Any) -> torch.Tensor:
 def at_once(
     name: str, models: list[Any], write: Callable[[Any, int, TextHeads], Any], cut: str | None = None
 ) -> tuple[list[Any], list[SplitForward], list[int]]:
-    """What each text gives in a thread of its own, how it was split, and what its link was told of the others."""
+    """What each text gives in a thread of its own, how it was split, and what its link heard of the others."""
     shared, cut = SharedHeads(models), cut or cut_of(name)
     links: list[Any] = [InProcess(DecodingTail(make(name), cut)) for _ in models]
     texts = [shared.of_text(link) for link in links]

@@ -94,7 +94,7 @@ def test_what_is_refused_comes_by_name(client: EdgeClient) -> None:
         link.step(11, 2, {}, [ROW])
 
 
-def test_a_deadline_is_the_callers_and_the_next_step_is_told(client: EdgeClient) -> None:
+def test_a_deadline_is_the_callers_and_the_next_step_is_reported(client: EdgeClient) -> None:
     """What a step did that nobody waited for is not done again."""
     link = SessionLink(client, CUT, deadline=0.2)
     patient = SessionLink(client, CUT)

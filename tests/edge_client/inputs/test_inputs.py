@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_not_taken_is_told_in_a_line(digits: EdgeClient, kind: str) -> None:
+def test_what_is_not_taken_is_reported_in_a_line(digits: EdgeClient, kind: str) -> None:
     item, said = WRONG[kind]
     with pytest.raises(InputMismatch, match=said) as caught:
         digits.infer(item)

@@ -135,7 +135,7 @@ def test_a_size_and_the_models_own_mind_stay_its_failure(words: EdgeClient, plai
             client.infer(given)
 
 
-def test_a_keyword_that_is_swallowed_is_told_once(words: EdgeClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_keyword_that_is_swallowed_is_reported_once(words: EdgeClient, caplog: pytest.LogCaptureFixture) -> None:
     """It is near to one that forward names, or infer itself, and that was not given; the answer comes all the same."""
     for slip, meant in (("input_embeds", "inputs_embeds"), ("spilt", "split")):
         with pytest.warns(UserWarning, match=f"no argument '{slip}'.* Did you mean {meant}"):

@@ -154,7 +154,7 @@ class Tiny(nn.Module):
         return found
 
 
-def test_tokens_are_told_by_the_embedding_and_by_a_probe() -> None:
+def test_tokens_are_reported_by_the_embedding_and_by_a_probe() -> None:
     torch.manual_seed(0)
     tokens = [torch.randint(0, 50, (1, 12)) for _ in range(60)]
     found = leakage(Tiny().eval(), tokens, splits="input,embedding,first", seeds=2, progress=False)
@@ -235,7 +235,7 @@ def test_numbers() -> None:
     assert found.table.kind == "numbers" and found.table.cuts[0].leakage.mean > 0.7
 
 
-def test_a_seed_alone_is_told(tmp_path: Path) -> None:
+def test_a_seed_alone_is_reported(tmp_path: Path) -> None:
     rows = [torch.randn(1, 12) for _ in range(40)]
     found = leakage(
         nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)).eval(),

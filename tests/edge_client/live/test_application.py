@@ -85,19 +85,19 @@ def test_addresses_beyond_loopback_only_where_that_is_listened_on() -> None:
 
 
 @pytest.mark.parametrize("words", ["", "x", "-1", "65536", "8050:", "::1:8050", "1.5", "٣", "host:"])
-def test_what_is_no_port_is_told(words: str) -> None:
+def test_what_is_no_port_is_reported(words: str) -> None:
     with pytest.raises(SpecError, match=r"dashboard: expected \[HOST:\]PORT"):
         address_of(words, "dashboard")
 
 
-def test_addresses_that_are_taken_or_not_ours_are_told(server: PageServer) -> None:
+def test_addresses_that_are_taken_or_not_ours_are_reported(server: PageServer) -> None:
     assert address_of("[::1]:80", "dashboard") == ("::1", 80) and address_of(":80", "dashboard") == ("127.0.0.1", 80)
     for listen in (str(server.port), "192.0.2.1:80"):
         with pytest.raises(SpecError, match="cannot be listened on"):
             PageServer(Board({}), listen)
 
 
-def test_readers_are_counted_bounded_and_told_the_end() -> None:
+def test_readers_are_counted_bounded_and_reported_the_end() -> None:
     board = Board({})
     server = PageServer(board, "0")
     streams = [reported(server.port) for _ in range(MOST_READERS)]

@@ -64,7 +64,7 @@ def test_who_hands_over_never_waits_for_what_is_slow() -> None:
     assert done == [0, 1, 2, 3]
 
 
-def test_work_that_raises_is_told_once_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
+def test_work_that_raises_is_reported_once_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
 
     def work(number: int) -> None:

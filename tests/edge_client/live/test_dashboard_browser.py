@@ -137,7 +137,7 @@ def filled() -> Iterator[Dashboard]:
         yield dashboard
 
 
-def test_it_fits_and_nothing_told_becomes_markup(browser: Any, filled: Dashboard) -> None:
+def test_it_fits_and_nothing_reported_becomes_markup(browser: Any, filled: Dashboard) -> None:
     with opened(browser, filled.url) as page:
         has(page, "#events", "<img src=x")
         has(page, "#events", "ModelFailed")

@@ -71,13 +71,13 @@ def test_the_text_tells_stages_and_break_evens() -> None:
     assert len(known["break_even"]) == 4
 
 
-def test_another_objectives_own_figure_is_told_and_the_latency_beside_it() -> None:
+def test_another_objectives_own_figure_is_reported_and_the_latency_beside_it() -> None:
     decision = decide(again(LINK), Objective.parse("server-time"))
     text = explain(decision, again(LINK), [])[0]
     assert text.startswith("edge-only wins in server-time: 0.000 ms (latency 100.000 ms)\n")
 
 
-def test_one_figure_for_the_link_is_told_now_and_at_the_break_even() -> None:
+def test_one_figure_for_the_link_is_reported_now_and_at_the_break_even() -> None:
     """The probe's own figure, and not the slope of its curve, of which the break-even is so many times as much."""
     link = replace(LINK, measured_up=Speed(2e6, 1.9e6, 2.1e6))
     goodput = break_evens(decide(again(link)), Objective(), link, again)[0]

@@ -1,4 +1,4 @@
-"""Who decides, by name: the shipped ones, those of others, and regression with its error told."""
+"""Who decides, by name: the shipped ones, those of others, and regression with its error reported."""
 
 from __future__ import annotations
 

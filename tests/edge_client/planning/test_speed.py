@@ -30,7 +30,7 @@ def probed(noise: list[float], rate: float, rtt_ns: float, count: int) -> dict[i
     most_ms=st.floats(0.0, 50.0),
     shares=st.lists(st.floats(0.0, 1.0), min_size=len(SIZES) * 15, max_size=len(SIZES) * 15),
 )
-def test_with_noise_up_to_a_bound_the_figure_is_as_near_as_that_bound_lets_it_be_or_cannot_be_told(
+def test_with_noise_up_to_a_bound_the_figure_is_as_near_as_that_bound_lets_it_be_or_is_not_known(
     rate: float, rtt_ms: float, count: int, most_ms: float, shares: list[float]
 ) -> None:
     found = speed_of(probed([share * most_ms * MS for share in shares], rate, rtt_ms * MS, count))
@@ -108,7 +108,7 @@ def test_people_read_the_figure_its_spread_or_a_bound() -> None:
     assert [mbit(value) for value in (None, 1e3, 1e6, 1e9)] == ["-", "8 kbit/s", "8 Mbit/s", "8 Gbit/s"]
 
 
-def test_json_says_null_and_why_where_it_cannot_be_told() -> None:
+def test_json_says_null_and_why_where_it_is_not_known() -> None:
     link = Link(Curve(((0, 1e6),)), Curve.line(0, 1e6), measured_up=Speed(None, 2e6, None, "noise"))
     reported = json.loads(json.dumps(link.as_dict(), allow_nan=False))
     assert (reported["up_bytes_per_second"], reported["up_bytes_per_second_low"]) == (None, 2e6)

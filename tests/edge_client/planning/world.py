@@ -129,7 +129,7 @@ def oracle(world: World, period_ms: float) -> Run:
 
 
 def controlled(world: World, controller: SplitController, period_ms: float) -> Run:
-    """The controller, told what a client would tell it."""
+    """The controller, reported what a client would tell it."""
     return _run(world, period_ms, None, controller)
 
 

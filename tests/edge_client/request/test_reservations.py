@@ -57,7 +57,7 @@ def test_a_cut_is_expected_to_send_what_it_sent_and_a_new_one_as_much_as_any() -
     held.release()
 
 
-def test_numbers_are_bounded_for_each_who_asks() -> None:
+def test_numbers_are_bounded_for_each_caller() -> None:
     reservations = Reservations(1000)
     taken(reservations, 1)
     taken(reservations, 1)

@@ -73,7 +73,7 @@ def test_a_path_that_got_longer_is_found_in_the_end() -> None:
     assert way.run(300) > 0.95
 
 
-def test_another_cut_is_measured_anew_and_what_was_not_sent_says_nothing() -> None:
+def test_another_cut_is_measured_again_and_what_was_not_sent_says_nothing() -> None:
     window = RequestWindow(4, 64)
     Way(window, 100 * MS, 5 * MS).run(300)
     large = window.size

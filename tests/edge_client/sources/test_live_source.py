@@ -22,7 +22,7 @@ from tests.waiting import eventually
 
 
 class Shutter:
-    """A camera that gives a frame when it is told to."""
+    """A camera that gives a frame on command."""
 
     def __init__(self) -> None:
         self.pressed = threading.Semaphore(0)

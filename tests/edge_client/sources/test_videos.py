@@ -132,13 +132,13 @@ def test_a_whole_one_of_few_frames_is_not_called_truncated(
         assert len(list(source)) == frames and not source.broken
 
 
-def test_a_truncated_one_of_few_frames_is_told(tmp_path: Path) -> None:
+def test_a_truncated_one_of_few_frames_is_reported(tmp_path: Path) -> None:
     source = sources.video(cut_in_half(make_video(tmp_path / "slow.flv", 20, "flv", 1)))
     with pytest.raises(InputMismatch, match="of 20.0 s: it is truncated"):
         list(source)
 
 
-def test_an_error_in_the_middle_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_middle_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import av.error
 
     path, calls = make_video(tmp_path / "a.mp4", frames=5), count()
@@ -154,7 +154,7 @@ def test_an_error_in_the_middle_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         list(sources.video(path))
 
 
-def test_one_that_is_ended_without_a_timeout_is_told() -> None:
+def test_one_that_is_ended_without_a_timeout_is_reported() -> None:
     import av.error
 
     with pytest.raises(InputMismatch, match="a.mp4: Immediate exit requested"), naming_errors("a.mp4"):

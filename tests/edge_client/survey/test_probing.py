@@ -103,7 +103,7 @@ def test_a_server_that_takes_no_such_round_ends_the_looking_and_not_the_probe(mo
     spread=st.floats(0.0, 0.3),
     hiccups=st.floats(0.0, 0.1),
 )
-def test_a_curve_is_as_its_rounds_and_goes_on_as_told(
+def test_a_curve_is_as_its_rounds_and_continues_as_announced(
     mbit: float, sizes: set[int], seed: int, spread: float, hiccups: float
 ) -> None:
     class Noisy(VirtualLink):

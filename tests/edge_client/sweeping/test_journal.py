@@ -126,7 +126,7 @@ def test_a_file_of_another_kind_or_damaged_in_the_middle_is_not_overwritten(tmp_
         assert path.read_text() == content
 
 
-def test_two_at_once_are_told(tmp_path: Path) -> None:
+def test_two_at_once_are_reported(tmp_path: Path) -> None:
     with started(tmp_path), pytest.raises(SpecError, match="another sweep"):
         open_journal(tmp_path)
     with started(tmp_path):

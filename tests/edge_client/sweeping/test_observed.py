@@ -76,7 +76,7 @@ def images(tmp_path: Path) -> Path:
     return folder_of(tmp_path / "images", 2)
 
 
-def test_an_interrupted_one_goes_on_and_keeps_what_was_seen(images: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_an_interrupted_one_continues_and_keeps_what_was_seen(images: Path, tmp_path: Path, capsys: Captured) -> None:
     (images / "0000_broken.png").write_bytes(b"no image")
     toml, out = tmp_path / "server.toml", tmp_path / "out"
     toml.write_text('[observers]\nallow = ["debug", "tokens"]\n')

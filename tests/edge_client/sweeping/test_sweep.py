@@ -153,7 +153,7 @@ def test_the_example_is_swept_where_there_are_no_files(server: str, tmp_path: Pa
     assert [way["name"] for way in known["ways"]] == ["edge-only", "cloud-only", "stage1.0.conv2", "classifier"]
 
 
-def test_the_budget_ends_it_and_the_next_run_goes_on(server: str, images: Path, tmp_path: Path) -> None:
+def test_the_budget_ends_it_and_the_next_run_continues(server: str, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = words(out, "--server", server, "--input", str(images), "--repetitions", "2", "--seconds", "0.000001")
     for count in (1, 2, 3):

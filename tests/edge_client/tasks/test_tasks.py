@@ -137,7 +137,7 @@ def test_a_profile_without_its_server_is_raised_or_returned(monkeypatch: pytest.
     assert found.cloud is None and isinstance(found.failure, ServerUnavailable) and len(found.rows()) == 5
 
 
-def test_a_sweep_takes_arrays_and_goes_on_where_it_stopped(server: str, tmp_path: Path) -> None:
+def test_a_sweep_takes_arrays_and_continues_where_it_stopped(server: str, tmp_path: Path) -> None:
     inputs = [load_spec("digits").preprocess(IMAGE)[0][0].numpy(), IMAGE]
     how: Any = {"cuts": [CUT], "repetitions": 1, "predict": False, "progress": False, "output": tmp_path / "out"}
     said: list[str] = []
@@ -343,7 +343,7 @@ def test_missing_numbers_of_things_stay_numbers(planned: Planned) -> None:
         ("sweep", {"output": "x", "observers": ["activatoin"]}, "Did you mean activation"),
     ],
 )
-def test_a_wrong_word_is_told_before_anything_is_measured(
+def test_a_wrong_word_is_reported_before_anything_is_measured(
     task: str, how: dict[str, Any], says: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -52,7 +52,7 @@ def test_a_refusal_is_final_and_names_address_and_reason(code: grpc.StatusCode, 
         ("int8", ["raw", "lz4", "int8"], None),
     ],
 )
-def test_a_codec_that_the_server_lacks_is_told_at_the_greeting(
+def test_a_codec_that_the_server_lacks_is_reported_at_the_greeting(
     codec: str, offered: list[str], message: str | None
 ) -> None:
     with (

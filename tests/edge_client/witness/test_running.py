@@ -45,7 +45,7 @@ class Giving(CallReports):
 
 
 class TestAuto:
-    def test_it_goes_on_with_others(self) -> None:
+    def test_it_continues_with_others(self) -> None:
         """Four under way, all wrong: one is found, the others go again, another way; all answers are right."""
         reported = Giving("body", "stem", EDGE_ONLY)
         with (

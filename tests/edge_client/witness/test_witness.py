@@ -1,4 +1,4 @@
-"""Witnesses: answers computed whole here, too; a wrong one is found, told, and its cut used no more."""
+"""Witnesses: answers computed whole here, too; a wrong one is found, reported, and its cut used no more."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestShare:
 
 
 class TestAnAnswerThatIsRight:
-    def test_every_other_answer_is_compared_and_its_time_is_told_apart(self) -> None:
+    def test_every_other_answer_is_compared_and_its_time_is_distinguished(self) -> None:
         with pair(small_models.Residual, "body", witness=0.5) as client:
             assert client.witness == 0.5
             answers = list(client.infer_many(image(seed) for seed in range(7)))
@@ -300,7 +300,7 @@ class TestItBeginsWhereTheHeadBegan:
 
 
 class TestAnAnswerThatIsWrong:
-    def test_it_is_told_and_the_cut_is_out_of_use(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_it_is_reported_and_the_cut_is_out_of_use(self, caplog: pytest.LogCaptureFixture) -> None:
         errors: list[Event] = []
         lifecycle = Lifecycle("edge")
         lifecycle.on("on_error")(errors.append)

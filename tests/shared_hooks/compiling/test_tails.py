@@ -162,7 +162,7 @@ def broken(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
     raise RuntimeError("no C++ compiler")
 
 
-def test_without_a_compiler_the_reason_is_told() -> None:
+def test_without_a_compiler_the_reason_is_reported() -> None:
     with tails(model(), backend=broken) as (wrapped, compiled):
         assert settled(compiled) == "refused"
         assert "no C++ compiler" in next(iter(compiled.standings().values()))[1]

@@ -132,6 +132,6 @@ def _signed(body: bytes) -> bytes:
     return xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body
 
 
-def test_an_unknown_one_is_told_with_those_there_are() -> None:
+def test_an_unknown_one_is_reported_with_those_there_are() -> None:
     with pytest.raises(SpecError, match=f'codec="zip": must be one of {", ".join(CODECS)}'):
         check("zip")

@@ -214,7 +214,7 @@ def there_and_back(logits: torch.Tensor, wanted: Any) -> torch.Tensor:
     return logits if found is None else widened([*found[0], 0], found[1], 1 << 16)
 
 
-def test_ties_are_told_as_they_are() -> None:
+def test_ties_are_reported_as_they_are() -> None:
     logits = torch.full((2, 3, 400), -3.0)
     logits[:, :, [7, 9, 200, 301]] = 2.0
     logits[0, 1, 5] = 2.5

@@ -83,7 +83,7 @@ def test_attention_comes_out_from_both_sides() -> None:
     assert identical(whole.attentions, split.attentions)
 
 
-def test_a_conversation_goes_on_from_its_state() -> None:
+def test_a_conversation_continues_from_its_state() -> None:
     def run(model: Any) -> Any:
         first = model.generate(**prompt(), max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
         more = torch.cat([first.sequences, torch.tensor([[7, 8, 9]])], dim=1)

@@ -211,7 +211,7 @@ def test_a_cache_of_an_unknown_kind_is_refused_by_name() -> None:
         model(**prompt(), past_key_values=state)
 
 
-def test_a_beam_out_of_range_is_refused_and_the_session_goes_on(honest: Any) -> None:
+def test_a_beam_out_of_range_is_refused_and_the_session_continues(honest: Any) -> None:
     tail, kept = honest
     count = next(n for n, ((header, _), _) in enumerate(kept) if n > 1 and "do" in header)
     session = replayed(tail, kept, count)

@@ -82,7 +82,7 @@ def test_a_link_that_breaks_while_a_lost_session_is_made_again(broken: int, hist
 
 
 @pytest.mark.parametrize(("name", "settings"), crossed(["llama", "sliding", "hybrid", "t5", "mamba"], SETTINGS))
-def test_steps_that_took_too_much_memory_are_computed_anew(name: str, settings: dict[str, Any]) -> None:
+def test_steps_that_took_too_much_memory_are_computed_again(name: str, settings: dict[str, Any]) -> None:
     model = make(name)
     whole = generate(model, **settings)
     with SplitForward(model, cut_of(name), Flaky(name, lost={6, 21}), history_bytes=2000):
@@ -147,7 +147,7 @@ def test_sessions_that_nobody_has_any_more_are_closed() -> None:
     assert not link.sessions
 
 
-def test_after_a_broken_step_the_same_state_goes_on() -> None:
+def test_after_a_broken_step_the_same_state_continues() -> None:
     """The step that failed is asked for again, and all is as if it had not."""
     from transformers import DynamicCache
 

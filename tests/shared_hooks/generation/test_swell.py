@@ -122,7 +122,7 @@ def test_memory_that_was_given_back_does_not_count() -> None:
     assert allowance.peak > 1 << 20
 
 
-def test_what_was_looked_at_takes_the_same_memory_whatever_it_was_told() -> None:
+def test_what_was_looked_at_takes_the_same_memory_whatever_it_was_announced() -> None:
     seen = SeenSteps()
     key = magnitude(["x" * 1_000_000, *range(1000)])
     seen.add(key)
@@ -138,7 +138,7 @@ def test_inputs_that_nobody_uses_are_counted(kept: list[Step], session: Decoding
     assert session.fork().nbytes >= before + (4 << 20)
 
 
-def test_what_is_told_of_calls_is_counted(kept: list[Step], session: DecodingSession) -> None:
+def test_what_is_reported_of_calls_is_counted(kept: list[Step], session: DecodingSession) -> None:
     before, (header, tensors) = session.nbytes, kept[2]
     calls = [["nothing", n, ["t", 0], [[[1], [1], "float32"]], []] for n in range(2000)]
     step(session, {**header, "t": calls}, tensors)

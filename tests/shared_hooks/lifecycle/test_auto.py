@@ -1,4 +1,4 @@
-"""`AutoClient`: moves are told, and a hedge is a request of its own at the same place of the run."""
+"""`AutoClient`: moves are reported, and a hedge is a request of its own at the same place of the run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def auto(
         yield one, spy
 
 
-def test_moves_are_told_once() -> None:
+def test_moves_are_reported_once() -> None:
     reported = Moving("body", network_ms=1e6)
     with FakeServer(fake.tails(Residual().eval())) as server, auto(server, reported) as (one, spy):
         for name in ("body", "body", "edge-only", "stem"):
@@ -59,7 +59,7 @@ def test_moves_are_told_once() -> None:
             assert torch.equal(one.infer(image()).output, whole())
         moves = [(one.facts["old"], one.facts["new"]) for one in spy.of(Stage.ON_SPLIT_CHANGE)]
         assert moves == [(None, "body"), ("body", "edge-only"), ("edge-only", "stem")]
-        assert spy.of(Stage.ON_SPLIT_CHANGE)[0].facts["reason"] == "told"
+        assert spy.of(Stage.ON_SPLIT_CHANGE)[0].facts["reason"] == "reported"
 
 
 def test_a_hedge_has_the_place_of_its_request() -> None:
@@ -79,7 +79,7 @@ def test_a_hedge_has_the_place_of_its_request() -> None:
         assert all(thread.startswith("edge-hedge") for thread in hedged)
         for stage in (Stage.BEFORE_HEAD, Stage.AFTER_HEAD, Stage.ON_RESULT):
             answered = [one.request.id for one in spy.of(stage) if one.request]
-            assert len(set(answered)) == len(answered), "an event of one request was told as another's"
+            assert len(set(answered)) == len(answered), "an event of one request was reported as another's"
 
 
 def test_a_hedge_that_is_left_is_cancelled_and_no_error() -> None:
@@ -107,7 +107,7 @@ def test_a_hedge_that_is_left_is_cancelled_and_no_error() -> None:
         assert sorted(type(error).__name__ for error in errors) == ["Cancelled", "NoneType"]
 
 
-def test_a_server_that_fails_is_told_and_answered_here() -> None:
+def test_a_server_that_fails_is_reported_and_answered_here() -> None:
     reported = CallReports("body", network_ms=1e6)
     with FakeServer(fake.fail("RemoteError", "on purpose")) as server, auto(server, reported) as (one, spy):
         assert torch.equal(one.infer(image()).output, whole())

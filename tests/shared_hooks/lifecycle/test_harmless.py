@@ -146,7 +146,7 @@ class TestWhatHooksRun:
             both.paired()
 
     def test_the_client_while_it_is_planned(self) -> None:
-        """The first request waits for the plan, of which the hook is told: an error, no wait for oneself."""
+        """The first request waits for the plan, of which the hook is reported: an error, no wait for oneself."""
         with service() as both:
             client = both.client()
             both.edge.on("after_plan", name="ask")(lambda event: client.infer(image()))
@@ -332,7 +332,7 @@ def test_slow_hooks_in_other_threads_delay_and_lose_nothing() -> None:
         both.paired()
 
 
-def test_every_event_is_told_to_its_own_request() -> None:
+def test_every_event_is_reported_to_its_own_request() -> None:
     """Many threads, two clients, failures among them: what a request's events carry is that request's."""
     with service() as both:
         wrong: list[object] = []
@@ -367,10 +367,10 @@ def test_every_event_is_told_to_its_own_request() -> None:
                     for one in spy.emitted
                     if one.request and (one.request.client, one.request.id) == (client, id)
                 ]
-                assert len(mine) == len(set(mine)), "one request's event was told as another's"
+                assert len(mine) == len(set(mine)), "one request's event was reported as another's"
 
 
-def test_a_closed_client_is_told_to_nobody() -> None:
+def test_a_closed_client_is_reported_to_nobody() -> None:
     with service() as both:
         client = both.client().open()
         client.close()

@@ -31,12 +31,12 @@ def test_debug_is_of_ours_alone(level: str, ours: str, others: str, monkeypatch:
     assert logging.getLevelName(logging.getLogger("PIL.PngImagePlugin").getEffectiveLevel()) == others
 
 
-def test_a_server_that_is_lost_and_back_is_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_lost_and_back_is_reported_once_each(caplog: pytest.LogCaptureFixture) -> None:
     edge = Lifecycle("edge")
     edge.register(Log("edge_client"))
     lost = {"address": "a:1", "reason": "it broke", "waiting": 1}
     with caplog.at_level(logging.WARNING, "edge_client"):
-        edge.emit(Stage.BEFORE_RECONNECT, **lost)  # it never was there: whoever waits is told
+        edge.emit(Stage.BEFORE_RECONNECT, **lost)  # it never was there: whoever waits hears of it
         edge.emit(Stage.AFTER_CONNECT, address="a:1")
         for _ in range(2):
             edge.emit(Stage.BEFORE_RECONNECT, **lost)

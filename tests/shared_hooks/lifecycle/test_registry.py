@@ -200,7 +200,7 @@ class TestFailures:
         thread.join(PATIENCE)
         assert over.is_set() and lifecycle.listing()[0].failures == 1
 
-    def test_ctrl_c_goes_on_in_the_main_thread(self) -> None:
+    def test_ctrl_c_continues_in_the_main_thread(self) -> None:
         lifecycle = Lifecycle("edge")
 
         @lifecycle.on("after_head")

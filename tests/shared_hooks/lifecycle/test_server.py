@@ -45,7 +45,7 @@ def errors(spy: Spy) -> list[tuple[int, int, str]]:
     ]
 
 
-def test_what_ends_while_another_fails_is_told(core: Core, spy: Spy) -> None:
+def test_what_ends_while_another_fails_is_reported(core: Core, spy: Spy) -> None:
     """A client comes back with its upload, and finds no room: the old one has ended all the same."""
     crossing = make_crossing(100)
     first = CoreClient(core)
@@ -78,7 +78,7 @@ def test_a_request_that_was_not_taken_in_has_no_place(core: Core, spy: Spy) -> N
     assert [one.request.index for one in spy.of(Stage.BEFORE_REQUEST) if one.request] == [0]
 
 
-def test_an_end_is_not_told_before_its_beginning(core: Core, spy: Spy) -> None:
+def test_an_end_is_not_reported_before_its_beginning(core: Core, spy: Spy) -> None:
     """The stream is lost while a hook still hears of the beginning."""
     entered, go = threading.Event(), threading.Event()
 
@@ -112,7 +112,7 @@ def test_an_upload_that_goes_wrong(core: Core, spy: Spy) -> None:
     assert "after_receive" not in spy.stages(1)
 
 
-def test_a_request_that_is_sent_again_is_told_once(core: Core, spy: Spy) -> None:
+def test_a_request_that_is_sent_again_is_reported_once(core: Core, spy: Spy) -> None:
     client = CoreClient(core)
     client.ask(1, b"abc")
     client.answer(1)
@@ -185,7 +185,7 @@ def test_grpcs_own_thread_calls_no_hook(core: Core, spy: Spy) -> None:
     assert reported.thread != mine and core.wait_gone(PATIENCE)
 
 
-def test_streams_are_told(core: Core, spy: Spy) -> None:
+def test_streams_are_reported(core: Core, spy: Spy) -> None:
     polite, rude = CoreClient(core), CoreClient(core, greet=False)
     rude.send(chunk(1, 0, b"x"))
     assert isinstance(rude.ended(), BadFrame)

@@ -95,7 +95,7 @@ def test_a_blocks_end_is_a_cut_that_sends_what_the_engine_sends(make: Maker, wri
         assert_all_ok(onnx_halves.check_chain(head, tail, made.file, made.exported.tensors, made.wanted))
 
 
-def test_a_call_is_told_from_another_call_of_the_same_module(written: Get) -> None:
+def test_a_call_differs_from_another_call_of_the_same_module(written: Get) -> None:
     made = written(networks.awkward)
     calls = [tag.call for tag in made.tags.values() if tag.operation.startswith("aten.linear")]
     assert dict.fromkeys(calls) == dict.fromkeys(

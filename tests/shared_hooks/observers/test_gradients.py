@@ -102,7 +102,7 @@ def test_gradients_of_parameters_are_the_same() -> None:
 
 
 def test_a_gradient_belongs_to_its_own_forward() -> None:
-    """Backward in any order, after other forwards; those that were not looked at are told of by nobody."""
+    """Backward in any order, after other forwards; those that were not looked at are reported of by nobody."""
     model = nn.Sequential(nn.Linear(4, 4))
     with GradientStats(["0"], every_n=2, full=True).attach(model) as stats:
         losses = [model(given(step)).sum() * (step + 1) for step in range(5)]
@@ -119,7 +119,7 @@ def test_a_first_layer_on_data_has_no_gradient_by_its_input() -> None:
     assert [(one.name, one.of) for one in stats.records] == [("1", "input"), ("1", "output"), ("0", "output")]
 
 
-def test_after_detaching_nothing_is_told_and_nothing_stays() -> None:
+def test_after_detaching_nothing_is_reported_and_nothing_stays() -> None:
     model = Mixing()
     stats = GradientStats(full=True)
     with stats.attach(model):

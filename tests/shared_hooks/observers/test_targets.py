@@ -66,7 +66,7 @@ def test_what_matches_nothing_is_an_error_that_lists_near_names(targets: Any, sa
         ActivationStats(targets).attach(Residual())
 
 
-def test_unless_told_the_leaves_are_looked_at_and_attention_as_a_whole() -> None:
+def test_unless_asked_the_leaves_are_looked_at_and_attention_as_a_whole() -> None:
     assert list(leaves(Residual()).values()) == ["stem", "body.0", "body.1", "body.2", "classifier"]
     layer = nn.TransformerEncoderLayer(8, 2, 16)
     assert "self_attn" in leaves(layer).values() and "self_attn.out_proj" not in leaves(layer).values()

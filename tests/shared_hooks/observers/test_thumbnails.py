@@ -200,7 +200,7 @@ def test_names_of_files_are_safe(name: str, tmp_path: Path) -> None:
     assert len([*(tmp_path / "maps").glob("*/*.png")]) == 2 and [*tmp_path.iterdir()] == [tmp_path / "maps"]
 
 
-def test_a_damaged_picture_and_a_full_disk_are_told(tmp_path: Path) -> None:
+def test_a_damaged_picture_and_a_full_disk_are_reported(tmp_path: Path) -> None:
     maps = HeatMaps(str(tmp_path / "maps"))
     bad = base64.b64encode(made(body=b"no")).decode()
     good = encoded(np.ones((2, 2)))

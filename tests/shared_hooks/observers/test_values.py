@@ -188,7 +188,7 @@ def test_planted_nan_is_found_where_it_was_planted(sick: nn.Module, caplog: pyte
     assert "1 gave 1 NaN and 1 Inf, the first at (1, 2) of (2, 4) (and 2 more after it)" in caplog.text
 
 
-def test_a_guard_raises_or_calls_if_told(sick: nn.Module) -> None:
+def test_a_guard_raises_or_calls_if_asked(sick: nn.Module) -> None:
     with NonFiniteGuard(action="raise").attach(sick), pytest.raises(NonFiniteFound, match="1 gave 1 NaN") as raised:
         sick(torch.ones(2, 4))
     assert [record.name for record in raised.value.records] == ["1", "2", "3"] and not hooks_left(sick)

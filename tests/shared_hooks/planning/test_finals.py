@@ -1,4 +1,4 @@
-"""What is told of a head before its end: a slot once nothing writes there any more, and as it is at the cut."""
+"""What is reported of a head before its end: a slot once nothing writes there any more, and as it is at the cut."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallReports:
         self.slots[slot] = tuple(piece.clone() for piece in pieces)
 
     def holds(self, early: EarlyOutput) -> bool:
-        """Whether what was told is what crosses."""
+        """Whether what was announced is what crosses."""
         assert self.crossing is early.crossing
         first = 0
         found = True
@@ -76,7 +76,7 @@ class Net(nn.Module):
         return out
 
 
-def slots_told(cut: str) -> int:
+def slots_reported(cut: str) -> int:
     reported, x = CallReports(), torch.randn(2, 8)
     with listening(reported):
         early = WrappedModel(Net()).head(cut, x)
@@ -84,15 +84,15 @@ def slots_told(cut: str) -> int:
     return len(reported.slots)
 
 
-def test_the_input_and_what_a_layer_in_place_has_left_are_told_and_what_is_still_to_be_written_is_not() -> None:
-    assert slots_told("a") == 1  # the input; the map itself is there with the cut
-    assert slots_told("b") == 2  # and the skip connection, after ReLU
-    assert slots_told("c") == 3  # and what is written after the cut: only that the tail does
+def test_the_input_and_what_a_layer_in_place_has_left_are_reported_and_what_is_still_to_be_written_is_not() -> None:
+    assert slots_reported("a") == 1  # the input; the map itself is there with the cut
+    assert slots_reported("b") == 2  # and the skip connection, after ReLU
+    assert slots_reported("c") == 3  # and what is written after the cut: only that the tail does
     # written before it, by an operation of no module: there is no moment between that and the end of the last layer
-    assert slots_told("d") == 2
+    assert slots_reported("d") == 2
 
 
-def test_who_does_not_want_to_hear_is_told_nothing_and_nobody_hears_of_another_thread_or_later() -> None:
+def test_who_does_not_want_to_hear_is_reported_nothing_and_nobody_hears_of_another_thread_or_later() -> None:
     wrapped, x, reported, other = WrappedModel(Net()), torch.randn(2, 8), CallReports(takes=False), CallReports()
     with listening(reported):
         wrapped.head("c", x)

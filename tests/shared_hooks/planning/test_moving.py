@@ -1,4 +1,4 @@
-"""Whole numbers that move with a length, or with a batch and a length, are told from a few sizes."""
+"""Whole numbers that move with a length, or with a batch and a length, are found from a few sizes."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_a_model_that_never_takes_its_path_is_refused() -> None:
             forwards.take()
 
 
-def test_progress_is_told_and_may_end_it() -> None:
+def test_progress_is_reported_and_may_end_it() -> None:
     class Enough(Exception):
         pass
 
@@ -220,7 +220,7 @@ def test_what_the_model_raises_comes_out() -> None:
         profile_edge(wrapped, "digits", (torch.zeros(1, 2, 3),), {}, ONCE)
 
 
-def test_large_frontiers_are_made_anew_instead_of_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_frontiers_are_made_again_instead_of_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from shared_hooks.profiling import timers
 
     monkeypatch.setattr(timers, "KEEP_BYTES", 0)

@@ -123,7 +123,7 @@ def test_what_may_write_state_is_not_pure(name: str) -> None:
     assert not is_pure(IMPURE[name]())
 
 
-def test_a_child_replaced_later_is_looked_at_anew() -> None:
+def test_a_child_replaced_later_is_looked_at_again() -> None:
     module = Plain()
     assert is_pure(module)
     module.child = Counts()
@@ -132,7 +132,7 @@ def test_a_child_replaced_later_is_looked_at_anew() -> None:
     assert is_pure(module)
 
 
-def test_a_class_changed_later_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_changed_later_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     module, relu = Plain(), nn.ReLU()
     assert is_pure(module) and is_pure(relu)
     monkeypatch.setattr(Plain, "forward", Global.forward)

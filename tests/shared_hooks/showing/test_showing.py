@@ -25,7 +25,7 @@ from tests.shared_hooks.shown import check, read
         ({"a": [{"b": {"c": 1}}]}, "{'a': [{1…}]}"),
     ],
 )
-def test_values_are_told_in_few_words(value: Any, said: str) -> None:
+def test_values_are_reported_in_few_words(value: Any, said: str) -> None:
     assert brief(value) == said
 
 

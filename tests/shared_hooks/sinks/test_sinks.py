@@ -169,7 +169,7 @@ def test_a_sink_of_ones_own_by_its_name(observers: tuple[ActivationStats, Attent
         (f"{__name__}:Half", "has no method close"),
     ],
 )
-def test_words_that_name_no_sink_are_told_in_one_line(text: str, said: str) -> None:
+def test_words_that_name_no_sink_are_reported_in_one_line(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said) as caught:
         open_sink(text)
     assert "\n" not in str(caught.value)

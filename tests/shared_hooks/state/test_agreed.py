@@ -190,7 +190,7 @@ def test_the_same_again_is_no_change() -> None:
     assert found.changed() == "the weights"
 
 
-def test_hooks_are_told_apart_by_the_module() -> None:
+def test_hooks_are_distinguished_by_the_module() -> None:
     model = Net()
     found = agreed(model)
     assert found.hooked() == []
@@ -218,7 +218,7 @@ class Subclass(torch.Tensor):
     """A tensor whose class is its own."""
 
 
-def test_tensors_of_other_classes_are_told_by_identity() -> None:
+def test_tensors_of_other_classes_are_reported_by_identity() -> None:
     model = Net()
     model.last.table = torch.ones(8).as_subclass(Subclass)
     found = agreed(model)

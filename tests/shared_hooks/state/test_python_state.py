@@ -509,7 +509,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
-def test_a_number_changed_after_planning_is_planned_anew(change: Callable[[Any], None]) -> None:
+def test_a_number_changed_after_planning_is_planned_again(change: Callable[[Any], None]) -> None:
     wrapped = WrappedModel(Scaled().eval())
     x = inputs()[0]
     key = wrapped._planner.key((x,), {})

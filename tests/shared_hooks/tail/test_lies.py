@@ -40,7 +40,7 @@ SAMPLES = [
 INPUTS = ["", 0, -1]
 DTYPES = "float64 float32 float16 complex64 int64 int32 int8 uint8 bool".split()
 MOST = 12
-"""Lies told of one sample; those of a kind with more of them are drawn."""
+"""Lies reported of one sample; those of a kind with more of them are drawn."""
 
 Lie = tuple[str, Any]
 
@@ -106,7 +106,7 @@ def places(victim: Target) -> Iterator[Lie]:
 
 
 def given(victim: Target) -> Iterator[Lie]:
-    """Results that could be worked out are told: other forms, arguments handed through, writes."""
+    """Results that could be worked out are reported: other forms, arguments handed through, writes."""
     tensors = [["t", 0], ["tuple", [["t", 0]]], ["v", 3], ["tuple", []], ["t", 7]]
     form = [[2, 2], [2, 1], "float32"]
     for place, name in victim.places():

@@ -16,7 +16,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 
 
 class Counted(PinnedMemory):
-    """Ordinary memory in place of pinned memory; fails when it is told to."""
+    """Ordinary memory in place of pinned memory; fails on command."""
 
     fails = False
 

@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE, eventually
 
 
 class FakeMeter:
-    """A joule at every reading, until it is told to fail."""
+    """A joule at every reading, until asked to fail."""
 
     period_s = 0.001
 
@@ -149,14 +149,14 @@ def test_a_thread_that_dies_is_replaced(made: list[Sampler], monkeypatch: pytest
     eventually(has_energy(one))
 
 
-def test_without_meters_the_reason_is_told(made: list[Sampler]) -> None:
+def test_without_meters_the_reason_is_reported(made: list[Sampler]) -> None:
     one = Sampler(lambda: Meters(missing=(("RAPL", "no permission"),)), period_s=0.001)
     made.append(one)
     one.touch()
     eventually(lambda: one.window(0).energy == Reading.unavailable("no energy meter: RAPL: no permission"))
 
 
-def test_a_search_that_breaks_is_told(made: list[Sampler]) -> None:
+def test_a_search_that_breaks_is_reported(made: list[Sampler]) -> None:
     def find() -> Meters:
         raise RuntimeError("driver")
 

@@ -29,7 +29,7 @@ TREES = Path(__file__).parent / "trees"
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that passes on command."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -73,7 +73,7 @@ def test_so_it_is_of_a_file_and_on_the_command_line(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("side", "split"), [("cloud", "stem"), ("edge", "stem"), ("edge", "edge-only")])
-def test_a_transform_for_one_forward_is_told_too(side: str, split: str) -> None:
+def test_a_transform_for_one_forward_is_reported_too(side: str, split: str) -> None:
     """A hook attaches it before the head or the tail, and takes it away after."""
     before, after, name = (
         (Stage.BEFORE_TAIL, Stage.AFTER_TAIL, "classifier")

@@ -1,4 +1,4 @@
-"""What a worker is told of who asks, and what it keeps of it: bounds hold there as in the server."""
+"""What a worker is reported of the caller, and what it keeps of it: bounds hold there as in the server."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ WRONG: list[tuple[str, Callable[[], object], str, str]] = [
 
 
 @pytest.mark.parametrize(("words", "call", "commanded", "python"), WRONG, ids=[words for words, *_ in WRONG])
-def test_both_are_told_by_their_own_names(
+def test_both_are_reported_by_their_own_names(
     words: str, call: Callable[[], object], commanded: str, python: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(IsthmusError) as raised:
