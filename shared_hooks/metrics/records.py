@@ -197,7 +197,8 @@ class LayerColumns(Sequence[LayerMetrics]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(list(self))
+        names = " to ".join(dict.fromkeys((*self.table.names[:1], *self.table.names[-1:])))
+        return summary_of(self, f"{len(self)} layers", brief(names), duration(sum(self.inference_ns)))
 
 
 @short
