@@ -138,6 +138,7 @@ LayerReadings = tuple[Reading, Reading, Reading, Reading, Reading, Reading, Read
 """The readings of one layer, in the order of `LAYER_READINGS`."""
 
 
+@short
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTable:
     """What forwards of one plan have in common, by layer in the order of execution."""
