@@ -49,6 +49,7 @@ from shared_hooks.errors import (
     UnknownModel,
 )
 from shared_hooks.generation import StepReply
+from shared_hooks.metrics import NO_LAYERS
 from shared_hooks.modules.manifest import encode
 
 log = logging.getLogger(__name__)
@@ -336,6 +337,7 @@ class _Forwarded:
             self._until,
             lambda: self._settled(way, exchange),
             want_metrics=request.want_metrics,
+            known_tables=dict.fromkeys(request.known_tables, NO_LAYERS),  # the edge has them
             together=request.together,
             observers=request.observers,
             about=request.about,

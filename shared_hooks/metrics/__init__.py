@@ -12,6 +12,7 @@ from shared_hooks.metrics.measurement import Measurement, gpu_of
 from shared_hooks.metrics.records import (
     FORWARD_READINGS,
     LAYER_READINGS,
+    NO_LAYERS,
     NOT_SAMPLED,
     STATUSES,
     ForwardMetrics,
@@ -30,6 +31,7 @@ __all__ = [
     "FORWARD_READINGS",
     "LAYER_READINGS",
     "NOT_SAMPLED",
+    "NO_LAYERS",
     "SEARCHING",
     "STATUSES",
     "ForwardMetrics",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jwt
 import pytest
@@ -21,6 +22,8 @@ from cloud_server import CloudServer, Core, Limits, ModelEntry, ServedModel
 from cloud_server.access import AUDIENCE, Register, Signer
 from cloud_server.chain import Chain
 from cloud_server.config import NextServer
+from cloud_server.requests.request import Request
+from cloud_server.requests.request_table import joined_answer
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.__main__ import main
 from edge_client.request import requests
@@ -201,15 +204,22 @@ def test_an_answer_says_what_each_machine_did(spec: ModelSpec) -> None:
 
 def test_layers_are_described_once_for_each_form_of_inputs(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     described: list[bool] = []
+    crossed: list[bool] = []
+
+    def joined(request: Request, own: Any, rest: split_pb2.ReplyHeader, hop: Any) -> Any:
+        crossed.append(bool(rest.layers.described))
+        return joined_answer(request, own, rest, hop)
 
     def read(reply: Report, known: Tables, found: dict[int, LayerTable]) -> LayerColumns:
         described.append(bool(reply.layers.described))
         return layer_metrics(reply, known, found)
 
     monkeypatch.setattr(requests, "layer_metrics", read)
+    monkeypatch.setattr("cloud_server.chain.joined_answer", joined)
     with chained(spec, 2) as stations, client_of(stations, spec, ["stem", "one"]) as client:
         answers = [client.infer(image(rows=rows)) for rows in (1, 1, 2, 1, 2)]
     assert described == [True, True, False, False, True, True, False, False, False, False]
+    assert crossed == [True, False, True, False, False], "nor between servers"
     for answer, rows in zip(answers, (1, 1, 2, 1, 2), strict=True):
         assert [layer.name for layer in answer.layers_cloud] == ["one", "two", "relu", "three", "head"]
         assert all(one.shape[0] == rows for layer in answer.layers_cloud for one in layer.outputs)
