@@ -30,7 +30,15 @@ from shared_hooks.errors import ServerUnavailable
 from shared_hooks.generation import StepLink
 from shared_hooks.generation.together import Ended, Outcome
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.metrics import FORWARD_READINGS, LAYER_READINGS, NOT_SAMPLED, LayerColumns, LayerTable, Reading
+from shared_hooks.metrics import (
+    CACHED_LAYERS,
+    FORWARD_READINGS,
+    LAYER_READINGS,
+    NOT_SAMPLED,
+    LayerColumns,
+    LayerTable,
+    Reading,
+)
 from shared_hooks.modules import weights_hash
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.state import PythonState
@@ -78,7 +86,8 @@ def put(reply: split_pb2.ReplyHeader, layers: LayerColumns, forward: ForwardMetr
     number = NumberedReadings(reply).number
     if layers:
         columns = reply.layers
-        columns.table, columns.described = _described(layers.table)
+        few = len(layers) <= CACHED_LAYERS  # long tables are not kept: inputs may decide how many layers run
+        columns.table, columns.described = (_described if few else _described.__wrapped__)(layers.table)
         columns.inference_ns.extend(layers.inference_ns)
         columns.cpu_ns.extend(layers.cpu_ns or ())
         rows = {id(row): row for row in layers.readings}
@@ -113,7 +122,7 @@ def _described(table: LayerTable) -> tuple[int, bytes]:
 def leave_out(reply: split_pb2.ReplyHeader, known: Collection[int]) -> None:
     """Leave out of a reply the tables of layers that its client has, by their digests."""
     for layers in (reply.layers, *[part.layers for part in reply.parts]):
-        if layers.table in known:
+        if layers.described and layers.table in known:  # clearing a field of an absent message would make it present
             layers.ClearField("described")
 
 

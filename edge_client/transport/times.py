@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+import xxhash
 from google.protobuf.message import DecodeError
 
 from protos.isthmus.v1 import split_pb2
@@ -301,6 +302,8 @@ MAX_CUTS: Final = 64
 """The number of cuts whose tables of layers are remembered."""
 MAX_TABLES: Final = 16
 """... and of tables at one cut: an answer has one for each server of a chain; data may decide which layers run."""
+MAX_TABLE_BYTES: Final = 16 << 20
+"""The bytes, about, of all tables that are remembered."""
 
 
 Report = split_pb2.ReplyHeader | split_pb2.Part
@@ -346,8 +349,15 @@ class LayerTables:
         with self._lock:
             known = {**self.of(cut_digest), **tables}
             self._by_cut[cut_digest] = dict(list(known.items())[-MAX_TABLES:])
-            while len(self._by_cut) > MAX_CUTS:
+            self._by_cut.move_to_end(cut_digest)
+            while len(self._by_cut) > MAX_CUTS or (self._by_cut and self._nbytes() > MAX_TABLE_BYTES):
                 self._by_cut.popitem(last=False)
+
+    def _nbytes(self) -> int:
+        """Return about how many bytes the tables hold."""
+        tables = [table for each in self._by_cut.values() for table in each.values()]
+        texts = sum(sum(map(len, (*table.names, *table.types))) for table in tables)
+        return texts + 200 * sum(len(table.ids) + sum(map(len, table.outputs)) for table in tables)
 
 
 def layer_metrics(reply: Report, known: Tables, found: dict[int, LayerTable]) -> LayerColumns:
@@ -359,6 +369,8 @@ def layer_metrics(reply: Report, known: Tables, found: dict[int, LayerTable]) ->
         return LayerColumns()
     columns = reply.layers
     if columns.described:
+        if xxhash.xxh3_64_intdigest(columns.described) != columns.table:  # another server may name it by that
+            raise BadFrame("the reply's metrics: a table of layers with another's digest")
         table = _table(columns.described)
     elif (kept := known.get(columns.table)) is not None:
         table = kept

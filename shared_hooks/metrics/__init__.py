@@ -10,6 +10,7 @@ May import modules, tensors, errors.
 
 from shared_hooks.metrics.measurement import Measurement, gpu_of
 from shared_hooks.metrics.records import (
+    CACHED_LAYERS,
     FORWARD_READINGS,
     LAYER_READINGS,
     NO_LAYERS,
@@ -28,6 +29,7 @@ from shared_hooks.metrics.records import (
 from shared_hooks.metrics.sampler import SEARCHING, Sampler, Track
 
 __all__ = [
+    "CACHED_LAYERS",
     "FORWARD_READINGS",
     "LAYER_READINGS",
     "NOT_SAMPLED",

@@ -14,6 +14,7 @@ from shared_hooks import devices
 from shared_hooks.devices import Allocated
 from shared_hooks.metrics.energy import Gpu
 from shared_hooks.metrics.records import (
+    CACHED_LAYERS,
     ForwardMetrics,
     LayerColumns,
     LayerReadings,
@@ -162,7 +163,8 @@ class Measurement:
                     before = memory
                 known = (*(no_power or _energy(window.energy, start, stop)), *allocated, *levels[2:])
             readings.append(known)
-        table = _table(tuple([(one[5], one[6].path, one[6].name, one[6].module_type, one[7], one[8]) for one in marks]))
+        key = tuple([(one[5], one[6].path, one[6].name, one[6].module_type, one[7], one[8]) for one in marks])
+        table = (_table if len(marks) <= CACHED_LAYERS else _table.__wrapped__)(key)
         cpu_ns = [one[4] - one[3] for one in marks]
         return LayerColumns(table, [stop - start for start, stop in spans], cpu_ns, readings)
 

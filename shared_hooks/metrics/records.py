@@ -152,6 +152,8 @@ class LayerTable:
 
 
 NO_LAYERS = LayerTable((), (), (), (), ())
+CACHED_LAYERS = 2048
+"""Longer tables are made again each time: inputs may decide how many layers run, and caches would hold them all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

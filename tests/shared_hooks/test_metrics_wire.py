@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,6 +132,18 @@ def test_tables_of_a_cut_are_kept_up_to_a_number() -> None:
     for number in range(100):
         tables.learn(f"cut {number}", {1: one})
     assert not tables.of("cut") and not tables.of("cut 1") and tables.of("cut 99") == {1: one}
+    many = LayerTable((1,), ("x" * (edge.MAX_TABLE_BYTES // 3),), ("Linear",), ((),), (0,))
+    for number in range(5):
+        tables.learn("long", {number: many})
+        tables.learn(f"long {number}", {number: many})
+    held = sum(len(each) for each in tables._by_cut.values())
+    assert held <= 2 and tables.of("long 4")
+
+
+def test_a_reply_without_layers_stays_without() -> None:
+    reply = Reply(id=1)
+    server.leave_out(reply, {0})
+    assert not reply.HasField("layers") and read(reply) == []
 
 
 def test_a_drivers_endless_error_is_cut() -> None:
@@ -145,10 +158,14 @@ def good() -> Reply:
     return sent([layer], ForwardMetrics(10, 5, 5, reading))
 
 
+def _describe(reply: Reply, described: bytes) -> None:
+    reply.layers.described, reply.layers.table = described, xxhash.xxh3_64_intdigest(described)
+
+
 def _shape(reply: Reply, dtype: str, *shape: int) -> None:
     table = split_pb2.LayerTable.FromString(reply.layers.described)
     table.outputs[0].tensors[0].CopyFrom(split_pb2.TensorShape(dtype=dtype, shape=shape))
-    reply.layers.described = table.SerializeToString()
+    _describe(reply, table.SerializeToString())
 
 
 def _reading(reply: Reply, **fields: float) -> None:
@@ -177,9 +194,10 @@ def _reading(reply: Reply, **fields: float) -> None:
         (lambda reply: reply.layers.inference_ns.append(1), "inference_ns of 2 layers; there are 1"),
         (lambda reply: reply.layers.ClearField("inference_ns"), "inference_ns of 0 layers"),
         (lambda reply: reply.layers.cpu_ns.extend([1, 2]), "cpu_ns of 3 layers"),
-        (lambda reply: setattr(reply.layers, "described", b"\xff"), "the reply's metrics: "),
-        (lambda reply: setattr(reply.layers, "described", b"\x0a\x02\x01\x02"), "columns of several lengths"),
+        (lambda reply: _describe(reply, b"\xff"), "the reply's metrics: "),
+        (lambda reply: _describe(reply, b"\x0a\x02\x01\x02"), "columns of several lengths"),
         (lambda reply: reply.layers.ClearField("described"), "a table of layers that was not sent"),
+        (lambda reply: setattr(reply.layers, "table", 1), "with another's digest"),
     ],
 )
 def test_nonsense_about_layers_is_refused(broken: Break, text: str) -> None:
