@@ -336,6 +336,7 @@ class LayerTables:
 
     def __init__(self) -> None:
         self._by_cut: OrderedDict[str, Tables] = OrderedDict()
+        self._nbytes: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def of(self, cut_digest: str) -> Tables:
@@ -347,17 +348,18 @@ class LayerTables:
         if tables.keys() <= self.of(cut_digest).keys():
             return
         with self._lock:
-            known = {**self.of(cut_digest), **tables}
-            self._by_cut[cut_digest] = dict(list(known.items())[-MAX_TABLES:])
+            known = dict(list({**self.of(cut_digest), **tables}.items())[-MAX_TABLES:])
+            self._by_cut[cut_digest], self._nbytes[cut_digest] = known, sum(map(_nbytes_of, known.values()))
             self._by_cut.move_to_end(cut_digest)
-            while len(self._by_cut) > MAX_CUTS or (self._by_cut and self._nbytes() > MAX_TABLE_BYTES):
-                self._by_cut.popitem(last=False)
+            while len(self._by_cut) > MAX_CUTS or sum(self._nbytes.values()) > MAX_TABLE_BYTES:
+                oldest, _ = self._by_cut.popitem(last=False)
+                del self._nbytes[oldest]
 
-    def _nbytes(self) -> int:
-        """Return about how many bytes the tables hold."""
-        tables = [table for each in self._by_cut.values() for table in each.values()]
-        texts = sum(sum(map(len, (*table.names, *table.types))) for table in tables)
-        return texts + 200 * sum(len(table.ids) + sum(map(len, table.outputs)) for table in tables)
+
+def _nbytes_of(table: LayerTable) -> int:
+    """Return about how many bytes a table holds."""
+    texts = sum(map(len, (*table.names, *table.types)))
+    return texts + 200 * (len(table.ids) + sum(map(len, table.outputs)))
 
 
 def layer_metrics(reply: Report, known: Tables, found: dict[int, LayerTable]) -> LayerColumns:

@@ -244,7 +244,7 @@ def work(recordings: list[Recording], seed: int, first: int, seconds: float, rep
 
 @dataclass
 class Counts:
-    """Of a worker since it reported the last time. ``frames``: sent; ``read``: see `Target.read`."""
+    """What a worker has done since its last report. ``frames``: sent; ``read``: see `Target.read`."""
 
     outcomes: Counter[str]
     frames: int

@@ -48,7 +48,7 @@ class Recording:
 
     @cached_property
     def body(self) -> dict[str, Any]:
-        """The header without its checksum; shared as ``reported`` is."""
+        """The header without its checksum; shared like the description."""
         found: dict[str, Any] = json.loads(self.header[8:])
         return found
 
@@ -95,7 +95,7 @@ def record(model_id: str, count: int, stride: int = 1) -> Iterator[Recording]:
 
 
 def corpus() -> list[Recording]:
-    """Recordings of all models; the same each time, so that a volley is reported by its seed and number."""
+    """Recordings of all models; the same each time, so that a volley is known by its seed and number."""
     return [*record(READER, 6), *record(KEEPER, 2), *record(DIGITS, 1, 6)]
 
 

@@ -29,7 +29,7 @@ class Shot:
     links: bool = True
     chunk_bytes: int = 256 << 10
     raw: bytes | None = None
-    """The description's bytes as they are, instead of ``reported``."""
+    """The description's bytes as they are, in place of those of the crossing."""
     opened: bool = False
     """Whether the payload comes before the header."""
 
@@ -81,7 +81,7 @@ class Shot:
         return {**self.body, "meta": digest}
 
     def carry(self, payload: bytes, sections: list[list[Any]]) -> None:
-        """Another payload, reported rightly."""
+        """Another payload, described correctly."""
         self.payload = payload
         if isinstance(self.body, dict):
             self.body = {**self.body, "sections": sections}

@@ -112,7 +112,7 @@ class Served:
 
 
 def _free_port() -> int:
-    """Below those that the system gives to any caller for any, so that nobody takes it while the server is away."""
+    """Below the ephemeral ports, so that no other process is given it while the server is away."""
     for port in range(20000 + os.getpid() % 10000, 32000):
         with socket.socket() as probe:
             try:

@@ -80,12 +80,12 @@ class Relay:
             link.end()
 
     def vanish(self) -> None:
-        """What is sent on the connections of now is lost from here on, and neither side is reported."""
+        """What is sent on the connections of now is lost from here on, and neither side hears of it."""
         for link in self._forget():
             link.dead = True
 
     def halve(self) -> None:
-        """The server's side of every connection is reset, and the client's side is not reported."""
+        """The server's side of every connection is reset, and the client's side does not hear of it."""
         for link in self._forget():
             link.halve()
 

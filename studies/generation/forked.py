@@ -68,7 +68,7 @@ class _Child:
         os.close(writing)
 
     def read(self) -> bool:
-        """Take in what it has announced; False at the end."""
+        """Take in what it has reported; False at the end."""
         data = os.read(self.reading, 1 << 16)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -123,7 +123,7 @@ def each(
     """Pairs of a subject and its record, in the order they are done.
 
     ``work(subject, tell)`` tells facts of the record, and those of a case under its name: ``{"case": name, ...}``.
-    ``status``: ran, unusable (``why``), timeout, crash (``at``: the case that was asked to have begun).
+    ``status``: ran, unusable (``why``), timeout, crash (``at``: the case that was announced last).
     """
     limits = limits or Limits()
     todo = iter(subjects)

@@ -11,7 +11,7 @@ from typing import Any
 from studies.matrix.edges import Edge
 
 SPECS = {"digits": "digits", **{name: f"studies/matrix/{name}.toml" for name in ("resnet", "vit", "bert")}}
-"""Models by name, as both sides are reported them; paths from the project's root."""
+"""Models by name, as both sides are given them; paths from the project's root."""
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -113,7 +113,7 @@ class Asker:
 
 
 def _shown(token: str) -> dict[str, Any]:
-    """What proves the caller."""
+    """What proves who the caller is."""
     if not token:
         return {}
     from edge_client.credentials import Credentials

@@ -3,7 +3,7 @@
     python -m studies.siege.hostile CASE[,CASE...] HOST:PORT MATERIAL SECONDS [options]
 
 runs the cases at the same time. It prints ``ready``, waits for a line, and at the end prints JSON: what it sent, and
-what it was reported.
+the answers it got.
 """
 
 from __future__ import annotations

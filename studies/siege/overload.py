@@ -124,8 +124,8 @@ def overload(siege: Siege, who: Who = OTHER, seconds: float = 15.0) -> Overload:
 
 @dataclass
 class Crowd:
-    """Answers of each client, by the rows of its inputs. Those of one size are compared with each other: the caller for
-    more work at a time gets as much time, and so fewer answers.
+    """Answers of each client, by the rows of its inputs. Those of one size are compared with each other: one that asks
+    for more work at a time gets as much time, and so fewer answers.
     """
 
     counts: dict[int, list[int]] = field(default_factory=dict)

@@ -293,7 +293,7 @@ class Siege:
 
 
 def health(address: str) -> float | None:
-    """Seconds until a new connection is reported that the server serves; None where it is not within ten."""
+    """Seconds until a new connection is welcomed by the server; None where it is not within ten."""
     began = time.monotonic()
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:

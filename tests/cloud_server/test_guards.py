@@ -146,7 +146,7 @@ def test_everybody_weighs_the_same_unless_said() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_glibc_is_set_how_many_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_heaps_of_glibc_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[tuple[int, int]] = []
     monkeypatch.setattr(trim.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *one: reported.append(one)))
     for name in trim._OPTIONS:

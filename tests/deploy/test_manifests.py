@@ -56,7 +56,7 @@ def test_compose_of_before_version_2_takes_the_file() -> None:
     assert not {"name", "version"} & COMPOSE.keys()
 
 
-def test_both_sides_can_be_set_what_they_are_built_from() -> None:
+def test_what_both_sides_are_built_from_can_be_set() -> None:
     for side in ("cloud", "edge"):
         arguments = re.findall(r"^ARG (\w+)", (DEPLOY / f"Dockerfile.{side}").read_text(encoding="utf-8"), re.M)
         assert COMPOSE["services"][side]["build"]["args"].keys() == set(arguments) - {"EXTRAS"}

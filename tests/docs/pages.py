@@ -112,7 +112,7 @@ def anchors(page: Path) -> frozenset[str]:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading. mkdocs.yml is asked to make the same one that GitHub does."""
+    """The anchor of a heading. mkdocs.yml makes the same one that GitHub does."""
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading)
     return re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
 

@@ -371,7 +371,7 @@ def test_a_client_that_is_closed_while_it_opens_connects_to_nobody(monkeypatch: 
         (fake.refuse(fake.grpc.StatusCode.NOT_FOUND, "no model m"), UnknownModel),
     ],
 )
-def test_who_does_not_agree_is_reported_at_once(script: fake.Script, error: type[Exception]) -> None:
+def test_a_client_that_does_not_agree_learns_it_at_once(script: fake.Script, error: type[Exception]) -> None:
     with (
         FakeServer(script) as server,
         pytest.raises(error, match=server.address),

@@ -25,7 +25,7 @@ def test_the_words_of_the_command_line_are_one_choice() -> None:
     assert choice_of(make_parser().parse_args(["verify"])) == ModelChoice()
 
 
-def test_a_server_of_ones_own_is_reported_the_same() -> None:
+def test_a_server_of_ones_own_gets_the_same() -> None:
     choice = ModelChoice("digits", weights=("a", "b"), selection=Path("c"), depth=2, device="cpu", threads=3)
     words = "--model digits --device cpu --weights a --weights b --selection c --threads 3".split()
     assert _words_of(choice) == words

@@ -134,7 +134,7 @@ class TestFiles:
             with pytest.raises(SpecError, match="input files"):
                 client.infer(torch.zeros(1))
 
-    def test_who_reads_otherwise_is_reported(self, server: str, items: list[InputItem], tmp_path: Path) -> None:
+    def test_a_client_that_reads_otherwise_learns_it(self, server: str, items: list[InputItem], tmp_path: Path) -> None:
         home = IMAGES.parent
         text = (home / "digits.toml").read_text().replace('interpolation = "bicubic"', 'interpolation = "nearest"')
         for path in home.glob("*.safetensors"):

@@ -195,7 +195,7 @@ def test_a_model_that_raises_on_the_server_is_quoted(server: CloudProcess) -> No
         assert torch.equal(client.infer(torch.ones(3)).output, torch.full((3,), 2.0))
 
 
-def test_who_holds_something_else_is_reported_what(server: CloudProcess) -> None:
+def test_a_client_with_something_else_learns_what(server: CloudProcess) -> None:
     other = load_spec("digits").load_model("cpu")
     with torch.no_grad():
         next(other.parameters()).add_(1.0)

@@ -106,7 +106,7 @@ def test_slices_and_a_slow_link_change_no_byte(echo: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("fault", ["vanish", "halve"])
-def test_a_dead_connection_is_reported_to_nobody_and_a_new_one_works(echo: tuple[str, int], fault: str) -> None:
+def test_nobody_hears_of_a_dead_connection_and_a_new_one_works(echo: tuple[str, int], fault: str) -> None:
     with Relay(echo) as relay:
         with socket.create_connection(relay.address, PATIENCE) as dead:
             dead.sendall(b"x")

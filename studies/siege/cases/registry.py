@@ -26,7 +26,7 @@ class Case:
     prepare: Callable[[], Any] = lambda: None
     """Called before the hostile process says that it is ready."""
     killed: bool = False
-    """The hostile process is killed in the middle, and the server asked to drain at once."""
+    """The hostile process is killed in the middle, and the server drained at once."""
 
     @property
     def does(self) -> str:

@@ -92,7 +92,7 @@ def test_the_account_that_has_the_most_is_evicted_first_with_what_it_does_not_fe
 
 
 class TestDraining:
-    """``NOTIFY_BEATS``: who needs only be reported has no time for it here."""
+    """``NOTIFY_BEATS``: a call that only needs notice has no time for it here."""
 
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ X = torch.arange(16.0).reshape(2, 8)
 
 
 def test_two_models_in_the_room_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A greeting is answered while weights are away; a broken file is reported, and mended."""
+    """A greeting is answered while weights are away; a broken file is reported, and read again once it is mended."""
     monkeypatch.setattr(hosts, "STAYS_SECONDS", 0.0)
     monkeypatch.setattr(hosts, "STAYS", 0.0)
     monkeypatch.setattr(hosts, "TURNS", 0.0)

@@ -68,7 +68,7 @@ def test_what_nobody_uses_goes_first_the_oldest_before_others() -> None:
     assert machine.resident == {"b", "c", "d"}
 
 
-def test_asking_for_ever_others_pushes_out_its_own() -> None:
+def test_an_account_that_asks_for_ever_others_pushes_out_its_own() -> None:
     """An honest client's one model stays, whatever a hostile one asks for, and how often it touches that one, too."""
     machine = Machine(2, of_sizes(mine=1, c=1, d=1, e=1))
     machine.ask("honest", "mine")

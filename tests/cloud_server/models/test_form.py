@@ -1,4 +1,4 @@
-"""Names and sizes of what goes into a model and comes out, as strangers are reported."""
+"""Names and sizes of what goes into a model and comes out, as any client sees them."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_silent_streams_give_their_places(core: Core, stream: Streams) -> None:
     assert served(honest) and core.clients == 8
 
 
-def test_a_stream_with_something_under_way_is_evicted_to_no_one_of_its_account(core: Core, stream: Streams) -> None:
+def test_a_stream_with_something_under_way_is_not_evicted_for_its_own_account(core: Core, stream: Streams) -> None:
     busy = [stream(f"busy {number}") for number in range(8)]
     for client in busy:
         client.send(header(1, SMALL))

@@ -116,7 +116,7 @@ class TestInTheCore:
             client.answer(id)
         eventually(lambda: core.scheduler.forecast(Payer("address test", "alice")).takes > 0.05)
 
-    def test_a_request_that_would_come_too_late_is_refused_and_reported_when(self) -> None:
+    def test_a_request_that_would_come_too_late_is_refused_and_learns_when(self) -> None:
         gate = Gate()
         gate.opened.set()
 

@@ -1,4 +1,4 @@
-"""A client's memory on this machine is read if it is what was announced, and from nobody who is elsewhere."""
+"""A client's memory on this machine is read if it is as announced, and never for clients on another machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_lies_there_is_read(file: int, peer: str) -> None:
     "changes",
     [{"nonce": NONCE[::-1]}, {"nonce": b""}, {"nbytes": 0}, {"nbytes": 1 << 63}, {"fd": 1 << 30}, {"pid": 1 << 31}],
 )
-def test_what_is_not_as_reported_is_not_used(file: int, changes: dict[str, object]) -> None:
+def test_what_is_not_as_announced_is_not_used(file: int, changes: dict[str, object]) -> None:
     assert ReceiveArea.opened(reported(file, **changes), HERE) is None
 
 

@@ -273,7 +273,7 @@ class TestProfile:
         assert [reply for reply in call if reply.WhichOneof("reply") == "profile"]
 
     @pytest.mark.parametrize("who", [Caller("test"), Caller("other", "honest")])
-    def test_between_repetitions_it_is_evicted(self, engine: ProfiledEngine, who: Caller) -> None:
+    def test_between_repetitions_it_yields(self, engine: ProfiledEngine, who: Caller) -> None:
         engine.hold, engine.profile_yields = threading.Event(), True
         with Core([engine], LIMITS) as core:
             replies = core.profiles.stream(split_pb2.ProfileRequest(model_id="fake"), Caller("test"))

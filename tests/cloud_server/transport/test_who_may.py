@@ -236,7 +236,7 @@ class TestTokens:
                 connection.open(PATIENCE)
             server.stop(grace=0.1)
 
-    def test_whose_rights_change_begins_again(self, tmp_path: Path) -> None:
+    def test_a_caller_whose_rights_change_begins_again(self, tmp_path: Path) -> None:
         with serving(None, TOKENS, tmp_path) as address, connected(address, Credentials(token=ALICE)) as alice:
             alice.open(PATIENCE)
             (tmp_path / "identities.toml").write_text(TOKENS + "\n[identities.alice]\nmodels = []\n")

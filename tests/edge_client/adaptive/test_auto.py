@@ -1,4 +1,4 @@
-"""``--split auto``: every request is answered, whatever becomes of link and server; and the controller is reported."""
+"""``--split auto``: every request is answered, whatever becomes of link and server; and the controller hears of it."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_runs_where_the_controller_says_and_tells_it_what_that_took() -> None:
 
 
 def test_a_cut_that_it_may_not_use_goes_another_way_and_the_server_counts_as_there() -> None:
-    """The first request is begun before the server has announced; `fail` is asked once only."""
+    """The first request is begun before the server has answered; `fail` is asked once only."""
     allowed: list[Any] = []
     reported = CallReports("body", network_ms=1e6)  # so late that no request is hedged
     reported.allow = allowed.append  # type: ignore[attr-defined]

@@ -169,7 +169,7 @@ def test_an_iteration_may_be_left_between_two_answers(server: Served) -> None:
     asyncio.run(main())
 
 
-def test_a_deadline_counts_from_the_call_and_no_server_is_reported(held: Served) -> None:
+def test_a_deadline_counts_from_the_call_and_no_server_hears_of_it(held: Served) -> None:
     async def main() -> None:
         async with client(held) as one:
             with pytest.raises(DeadlineExceeded):

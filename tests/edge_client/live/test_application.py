@@ -97,7 +97,7 @@ def test_addresses_that_are_taken_or_not_ours_are_reported(server: PageServer) -
             PageServer(Board({}), listen)
 
 
-def test_readers_are_counted_bounded_and_reported_the_end() -> None:
+def test_readers_are_counted_bounded_and_hear_of_the_end() -> None:
     board = Board({})
     server = PageServer(board, "0")
     streams = [reported(server.port) for _ in range(MOST_READERS)]

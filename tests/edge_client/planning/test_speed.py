@@ -30,7 +30,7 @@ def probed(noise: list[float], rate: float, rtt_ns: float, count: int) -> dict[i
     most_ms=st.floats(0.0, 50.0),
     shares=st.lists(st.floats(0.0, 1.0), min_size=len(SIZES) * 15, max_size=len(SIZES) * 15),
 )
-def test_with_noise_up_to_a_bound_the_figure_is_as_near_as_that_bound_lets_it_be_or_is_not_known(
+def test_with_noise_up_to_a_bound_the_figure_is_as_near_as_that_bound_allows_or_unknown(
     rate: float, rtt_ms: float, count: int, most_ms: float, shares: list[float]
 ) -> None:
     found = speed_of(probed([share * most_ms * MS for share in shares], rate, rtt_ms * MS, count))

@@ -129,7 +129,7 @@ def oracle(world: World, period_ms: float) -> Run:
 
 
 def controlled(world: World, controller: SplitController, period_ms: float) -> Run:
-    """The controller, reported what a client would tell it."""
+    """The controller, fed with what a client would report."""
     return _run(world, period_ms, None, controller)
 
 

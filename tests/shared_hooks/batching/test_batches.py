@@ -187,7 +187,7 @@ def test_what_belongs_to_no_row_must_be_the_same_in_all() -> None:
         ("total", "an output has no dimension of its rows"),
     ],
 )
-def test_no_batch_where_rows_influence_each_other_or_that_is_not_known(how: str, reason: str) -> None:
+def test_no_batch_where_rows_influence_each_other_or_may_do_so(how: str, reason: str) -> None:
     sides = Sides(lambda: Mixes(how), lambda n: (torch.randn(n, 8),))
     early = sides.head("a", torch.randn(1, 8))
     sides.batches.learn(early.crossing)

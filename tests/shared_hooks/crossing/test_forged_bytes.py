@@ -46,7 +46,7 @@ FIELDS = "cut depth context inputs slots marks fills given reads layouts path ge
 
 def test_the_samples_use_every_field() -> None:
     used = {field for one in SAMPLES for field in FIELDS if target(*one).json[field]}
-    # depth is null, down to the leaves; layouts are reported where a device lays tensors out in its own way
+    # depth is null, down to the leaves; layouts are described where a device lays tensors out in its own way
     assert used | {"depth", "layouts"} == set(FIELDS)
 
 

@@ -122,7 +122,7 @@ def test_memory_that_was_given_back_does_not_count() -> None:
     assert allowance.peak > 1 << 20
 
 
-def test_what_was_looked_at_takes_the_same_memory_whatever_it_was_announced() -> None:
+def test_what_was_looked_at_takes_the_same_memory_whatever_was_reported() -> None:
     seen = SeenSteps()
     key = magnitude(["x" * 1_000_000, *range(1000)])
     seen.add(key)

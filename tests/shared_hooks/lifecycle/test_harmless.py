@@ -146,7 +146,7 @@ class TestWhatHooksRun:
             both.paired()
 
     def test_the_client_while_it_is_planned(self) -> None:
-        """The first request waits for the plan, of which the hook is reported: an error, no wait for oneself."""
+        """The first request waits for the plan, which the hook sees: an error, no wait for oneself."""
         with service() as both:
             client = both.client()
             both.edge.on("after_plan", name="ask")(lambda event: client.infer(image()))

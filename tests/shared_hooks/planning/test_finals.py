@@ -92,7 +92,7 @@ def test_the_input_and_what_a_layer_in_place_has_left_are_reported_and_what_is_s
     assert slots_reported("d") == 2
 
 
-def test_who_does_not_want_to_hear_is_reported_nothing_and_nobody_hears_of_another_thread_or_later() -> None:
+def test_without_a_listener_nothing_is_reported_and_nobody_hears_of_another_thread_or_later() -> None:
     wrapped, x, reported, other = WrappedModel(Net()), torch.randn(2, 8), CallReports(takes=False), CallReports()
     with listening(reported):
         wrapped.head("c", x)
