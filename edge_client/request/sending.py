@@ -21,6 +21,7 @@ from edge_client.call import Call
 from edge_client.request.ahead import Ahead
 from edge_client.request.edge_model import Cut, EdgeModel, HeadResult
 from edge_client.transport import Connection, Exchange, Opening, Outgoing, Stamps, State, now_ns, wire
+from edge_client.transport.times import NO_TABLES, Tables
 from edge_client.user_text import CLOUD_FILE, CLOUD_ONLY
 from edge_client.witness import InitialState, Witnesses
 from protos.isthmus.v1 import split_pb2
@@ -593,7 +594,7 @@ class Sender:
             stamps=stamps,
             check_header=lambda header, size: wire.check_answer(header, size, limit),
             want_metrics=self._wants_metrics,
-            known_tables=self._edge_model.layer_tables.of(outgoing.cut_digest),
+            known_tables=self._known_tables(outgoing.cut_digest),
             together=together,
             observers=self._edge_model.observers,
             about=about,
@@ -614,7 +615,7 @@ class Sender:
         """Announce a request of ``most`` bytes whose head is running; None if it would not be sent before it is
         complete.
         """
-        known = self._edge_model.layer_tables.of(crossing.digest)
+        known = self._known_tables(crossing.digest)
         header = wire.open_header(
             about,
             crossing.digest,
@@ -628,6 +629,9 @@ class Sender:
         )
         opening = Opening(header, wire.cut_frame(crossing.digest, crossing.to_bytes()), known)
         return opening if connection.begin(opening) else None
+
+    def _known_tables(self, cut_digest: str) -> Tables:
+        return self._edge_model.layer_tables.of(cut_digest) if self._wants_metrics else NO_TABLES
 
     @property
     def _wants_metrics(self) -> bool:
