@@ -11,12 +11,12 @@ import pytest
 from tests.starts import ROOT, run
 
 MOST = {
-    "request": {"edge": 600, "cloud": 850},
-    "metrics": {"edge": 840, "cloud": 1170},
-    "layers": {"fixed": 1520, "behind": 8, "before": 16},
+    "request": {"edge": 630, "cloud": 870},
+    "metrics": {"edge": 860, "cloud": 1200},
+    "layers": {"fixed": 1580, "behind": 8, "before": 18},
 }
-"""Some percent more than what was counted last (docs/results/benchmarks.md). A layer of a split generation adds what it
-adds, wherever threads meet.
+"""Five percent more than what was counted last (docs/results/benchmarks.md): where threads meet depends on the machine.
+What a layer adds is a difference of two networks by their sixteen layers, so a few calls more of one change it by one.
 """
 PATIENCE = 60.0
 """Where threads miss each other they wait once more, which adds calls: counted again for so many seconds, the least
