@@ -24,7 +24,6 @@ from shared_hooks import devices
 from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, Slot, TensorForm, generators
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import (
-    CallFrame,
     CallKind,
     HookExitException,
     Placeholder,
@@ -170,18 +169,18 @@ class Banking:
         if capture.kind != "nothing":
             self.wanted.setdefault(capture.where, []).append((slot, capture))
 
-    def bank_module(self, frame: CallFrame, output: Any) -> None:
-        """Called after each module, layer or not."""
+    def bank_module(self, path: str, number: int, output: Any) -> None:
+        """Called after each call of a module, layer or not."""
         if self.follower is not None:
-            call = self.plan.calls.get((frame.info.path, frame.number))
+            call = self.plan.calls.get((path, number))
             with torch._C.DisableTorchFunction():  # our own reads of tensors are not operations of the model
                 on_path = call is not None and self.follower.call(call, output)
             if not on_path:
                 raise Diverged
-        wanted = self.wanted.get((frame.info.path, frame.number))
+        wanted = self.wanted.get((path, number))
         if wanted:
             self.capture(wanted, leaves_of(output))
-        if self.block == (frame.info.path, frame.number):
+        if self.block == (path, number):
             if self.next_layer != self.target.layer_id + 1:
                 raise Diverged
             self.reach_cut()
@@ -318,12 +317,12 @@ class HeadSession(Banking, Session):
                 for slot in slots:
                     self.listener.final(slot, self.pieces(slot, self.target)[1])
 
-    def module_done(self, frame: CallFrame, output: Any) -> None:
-        self.bank_module(frame, output)
+    def module_done(self, info: ModuleInfo, call: int, output: Any) -> None:
+        self.bank_module(info.path, call, output)
 
-    def layer_done(self, frame: CallFrame, output: Any) -> None:
-        super().layer_done(frame, output)
-        self.bank_layer(self.next_layer, frame.info.path)
+    def layer_done(self, info: ModuleInfo, call: int, output: Any) -> None:
+        super().layer_done(info, call, output)
+        self.bank_layer(self.next_layer, info.path)
 
     def release(self) -> None:
         self.release_bank()
@@ -602,8 +601,7 @@ class BranchHead(HeadSession):
         if stub is not None and self.is_pure(module) and all(map(is_safe, (*args, *kwargs.values()))):
             with torch._C.DisableTorchFunction():
                 output = stub.result(list(tensors_in((args, kwargs))), self.device)
-            if self.stack:
-                self.stack[-1].has_child = True
+            self.begun += 1
             for path, count in stub.counts:
                 self.counts[path] = self.counts.get(path, 0) + count
             self.next_layer += stub.layers

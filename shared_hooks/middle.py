@@ -25,7 +25,7 @@ from torch import nn
 
 from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, UnknownLayer
-from shared_hooks.forward import CallFrame, HookExitException, run_plain
+from shared_hooks.forward import HookExitException, run_plain
 from shared_hooks.head import Banking, Diverged, watching
 from shared_hooks.modules import ModuleInfo
 from shared_hooks.planning import Capture, Cut, Cutting, Follower, Plan, Planner
@@ -223,7 +223,7 @@ class MiddleSession(Banking, TailSession):
         if self.resumed and not was_resumed and not self.stopped:  # it was entered before the first cut
             info = self.modules.get(module)
             if info is not None:
-                self.bank_module(CallFrame(info, self.counts.get(info.path, 1)), output)
+                self.bank_module(info.path, self.counts.get(info.path, 1), output)
         return output
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -236,12 +236,12 @@ class MiddleSession(Banking, TailSession):
         finally:
             self.in_opaque -= info.opaque
 
-    def module_done(self, frame: CallFrame, output: Any) -> None:
-        self.bank_module(frame, output)
+    def module_done(self, info: ModuleInfo, call: int, output: Any) -> None:
+        self.bank_module(info.path, call, output)
 
-    def layer_done(self, frame: CallFrame, output: Any) -> None:
-        super().layer_done(frame, output)
-        self.bank_layer(self.next_layer, frame.info.path)
+    def layer_done(self, info: ModuleInfo, call: int, output: Any) -> None:
+        super().layer_done(info, call, output)
+        self.bank_layer(self.next_layer, info.path)
 
     def release(self) -> None:
         super().release()

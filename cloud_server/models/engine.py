@@ -64,10 +64,11 @@ class NumberedReadings:
     def __init__(self, reply: split_pb2.ReplyHeader) -> None:
         self._reply = reply
         self._notes: dict[str, int] = {"": 0}
-        self._numbers: dict[Reading, int] = {NOT_SAMPLED: 0}
+        self._numbers = {(NOT_SAMPLED.value, NOT_SAMPLED.status, NOT_SAMPLED.note): 0}
 
     def number(self, reading: Reading) -> int:
-        known = self._numbers.get(reading)
+        values = reading.value, reading.status, reading.note
+        known = self._numbers.get(values)
         if known is None:
             note = self._notes.get(reading.note)
             if note is None:
@@ -77,16 +78,16 @@ class NumberedReadings:
             self._reply.readings.append(
                 split_pb2.Reading(value=reading.value, status=STATUS[reading.status], note=note)
             )
-            known = self._numbers[reading] = len(self._numbers)
+            known = self._numbers[values] = len(self._numbers)
         return known
 
 
 def put(reply: split_pb2.ReplyHeader, layers: LayerColumns, forward: ForwardMetrics | None) -> None:
     """Write a tail's metrics into its reply."""
     number = NumberedReadings(reply).number
-    if layers:
+    if count := len(layers):
         columns = reply.layers
-        few = len(layers) <= CACHED_LAYERS  # long tables are not kept: inputs may decide how many layers run
+        few = count <= CACHED_LAYERS  # long tables are not kept: inputs may decide how many layers run
         columns.table, columns.described = (_described if few else _described.__wrapped__)(layers.table)
         columns.inference_ns.extend(layers.inference_ns)
         columns.cpu_ns.extend(layers.cpu_ns or ())

@@ -14,7 +14,7 @@ from edge_client.call import Call
 from edge_client.request.edge_model import Cut, EdgeModel
 from edge_client.request.sending import NOT_SERVED, Done, Position, Reports, Route, Running, Sender, restarted, settle
 from edge_client.transport import Connection, Exchange, Outgoing, ServerTimes, Stamps, Times, now_ns, wire
-from edge_client.transport.times import forward_metrics, layer_metrics
+from edge_client.transport.times import tail_metrics
 from edge_client.user_text import EDGE_ONLY
 from edge_client.witness import Witness, Witnesses
 from shared_hooks import LayerMetrics
@@ -233,9 +233,10 @@ class Receiver:
         times = Times.from_stamps(stamps, wire.server_times(exchange.reply.durations))
         self._learn(running, times)
         tables: dict[int, LayerTable] = {}
-        layers_of = partial(layer_metrics, known=exchange.known_tables, found=tables)
-        layers_cloud: Sequence[LayerMetrics] = layers_of(exchange.reply)
-        parts = [wire.part_of(part, layers_of) for part in exchange.reply.parts]
+        metrics_of = partial(tail_metrics, known=exchange.known_tables, found=tables)
+        layers_cloud: Sequence[LayerMetrics]
+        layers_cloud, forward_cloud = metrics_of(exchange.reply)
+        parts = [wire.part_of(part, metrics_of) for part in exchange.reply.parts]
         if parts:
             layers_cloud = [*layers_cloud, *(layer for part in parts for layer in part.layers)]
         self._edge_model.layer_tables.learn(exchange.cut_digest, tables)
@@ -255,7 +256,7 @@ class Receiver:
             finished_ns=finished if witness is None else now_ns(),
             load=wire.load(exchange.reply),
             forward_edge=forward,
-            forward_cloud=forward_metrics(exchange.reply),
+            forward_cloud=forward_cloud,
             observations=self._edge_model.observed(
                 exchange.observers, running.head.observations, exchange.reply.observations, exchange.reply.parts
             ),

@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final, cast
 
 import xxhash
 from google.protobuf.message import DecodeError
@@ -40,13 +40,12 @@ from shared_hooks.metrics import (
     LAYER_READINGS,
     NOT_SAMPLED,
     LayerColumns,
+    LayerReadings,
     LayerTable,
     Reading,
     Status,
 )
 from shared_hooks.tensors import dtype_named
-
-T = TypeVar("T")
 
 now_ns: Callable[[], int] = time.perf_counter_ns
 
@@ -320,15 +319,20 @@ class ReplyReadings:
 
     def __init__(self, reply: Report) -> None:
         notes = ["", *reply.notes]
-        if any(len(note) > MAX_NOTE for note in notes):
+        if max(map(len, notes)) > MAX_NOTE:
             raise BadFrame(f"the reply's metrics: a note of more than {MAX_NOTE} characters")
-        self.each = [NOT_SAMPLED, *[_reading(one, notes) for one in reply.readings]]
+        self.each = [NOT_SAMPLED]
+        for one in reply.readings:
+            if one.note >= len(notes):
+                raise BadFrame(f"the reply's metrics: note {one.note} of {len(notes) - 1}")
+            value = one.value if one.HasField("value") else None
+            self.each.append(_reading(value, one.status, notes[one.note]))
 
-    def named(self, numbers: Sequence[int]) -> list[Reading]:
+    def named(self, numbers: Sequence[int]) -> tuple[Reading, ...]:
         """Return the readings with these numbers."""
-        if numbers and (most := max(numbers)) >= len(self.each):
+        if (most := max(numbers)) >= len(self.each):
             raise BadFrame(f"the reply's metrics: reading {most} of {len(self.each) - 1}")
-        return [self.each[number] for number in numbers]
+        return tuple([self.each[number] for number in numbers])
 
 
 class LayerTables:
@@ -362,13 +366,23 @@ def _nbytes_of(table: LayerTable) -> int:
     return texts + 200 * (len(table.ids) + sum(map(len, table.outputs)))
 
 
-def layer_metrics(reply: Report, known: Tables, found: dict[int, LayerTable]) -> LayerColumns:
-    """Return the tail's layers. ``known``: the tables named in the request; the reply's own is added to ``found``.
+def tail_metrics(
+    reply: Report, known: Tables, found: dict[int, LayerTable]
+) -> tuple[LayerColumns, ForwardMetrics | None]:
+    """Return the tail's layers, and the tail as a whole; without metrics none, and None.
 
-    Raises BadFrame.
+    ``known``: the tables named in the request; the reply's own is added to ``found``. Raises BadFrame.
     """
-    if not reply.HasField("layers"):
-        return LayerColumns()
+    has_layers, has_forward = reply.HasField("layers"), reply.HasField("forward")
+    if not (has_layers or has_forward):
+        return LayerColumns(), None
+    readings = ReplyReadings(reply)
+    layers = _layers(reply, readings, known, found) if has_layers else LayerColumns()
+    return layers, _forward(reply.forward, readings) if has_forward else None
+
+
+def _layers(reply: Report, readings: ReplyReadings, known: Tables, found: dict[int, LayerTable]) -> LayerColumns:
+    """Return the tail's layers; see `tail_metrics`."""
     columns = reply.layers
     if columns.described:
         if xxhash.xxh3_64_intdigest(columns.described) != columns.table:  # another server may name it by that
@@ -379,23 +393,24 @@ def layer_metrics(reply: Report, known: Tables, found: dict[int, LayerTable]) ->
     else:
         raise BadFrame("the reply's metrics: a table of layers that was not sent")
     found[columns.table] = table
-    readings = ReplyReadings(reply)
-    each = [_column(name, readings.named(getattr(columns, name)) or [NOT_SAMPLED], table) for name in LAYER_READINGS]
+    each = [_column(name, getattr(columns, name) or (0,), table) for name in LAYER_READINGS]
+    numbers = list(zip(*each, strict=True))
+    rows = {row: cast(LayerReadings, readings.named(row)) for row in set(numbers)}  # mostly one, of all layers
     return LayerColumns(
         table,
-        _column("inference_ns", list(columns.inference_ns), table),
-        _column("cpu_ns", list(columns.cpu_ns), table) if columns.cpu_ns else None,
-        list(zip(*each, strict=True)),
+        _column("inference_ns", columns.inference_ns, table),
+        _column("cpu_ns", columns.cpu_ns, table) if columns.cpu_ns else None,
+        [rows[row] for row in numbers],
     )
 
 
-def _column(name: str, values: list[T], table: LayerTable) -> list[T]:
+def _column(name: str, values: Sequence[int], table: LayerTable) -> list[int]:
     """Return one value for each layer."""
     if len(values) == 1:
-        return values * len(table.ids)
+        return list(values) * len(table.ids)
     if len(values) != len(table.ids):
         raise BadFrame(f"the reply's metrics: {name} of {len(values)} layers; there are {len(table.ids)}")
-    return values
+    return list(values)
 
 
 def _table(described: bytes) -> LayerTable:
@@ -417,34 +432,30 @@ def _table(described: bytes) -> LayerTable:
     )
 
 
-def forward_metrics(reply: Report) -> ForwardMetrics | None:
-    """Return the tail as a whole; None without metrics. Raises BadFrame."""
-    if not reply.HasField("forward"):
-        return None
-    forward = reply.forward
+def _forward(forward: split_pb2.ForwardMetric, readings: ReplyReadings) -> ForwardMetrics:
+    """Return the tail as a whole. Raises BadFrame."""
     if forward.layers_ns > forward.total_ns:
         raise BadFrame(f"the reply's metrics: layers of {forward.layers_ns} ns in {forward.total_ns} ns")
-    readings = ReplyReadings(reply).named([getattr(forward, name) for name in FORWARD_READINGS])
+    named = readings.named([getattr(forward, name) for name in FORWARD_READINGS])
     return ForwardMetrics(
         total_ns=forward.total_ns,
         layers_ns=forward.layers_ns,
         cpu_ns=forward.cpu_ns if forward.HasField("cpu_ns") else None,
-        **dict(zip(FORWARD_READINGS, readings, strict=True)),
+        **dict(zip(FORWARD_READINGS, named, strict=True)),
     )
 
 
-def _reading(message: split_pb2.Reading, notes: list[str]) -> Reading:
-    status = STATUS.get(message.status)
-    if status is None:
-        raise BadFrame(f"the reply's metrics: a reading of status {message.status}")
-    if message.note >= len(notes):
-        raise BadFrame(f"the reply's metrics: note {message.note} of {len(notes) - 1}")
-    value = message.value if message.HasField("value") else None
-    if (value is None) != (status == "unavailable"):
-        raise BadFrame(f"the reply's metrics: a reading that is {status}, with the value {value}")
+@functools.lru_cache(64)
+def _reading(value: float | None, status: int, note: str) -> Reading:
+    """Return a reading, cached because those of answers between two samples are the same."""
+    kind = STATUS.get(status)
+    if kind is None:
+        raise BadFrame(f"the reply's metrics: a reading of status {status}")
+    if (value is None) != (kind == "unavailable"):
+        raise BadFrame(f"the reply's metrics: a reading that is {kind}, with the value {value}")
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise BadFrame(f"the reply's metrics: a reading of {value}")
-    return Reading(value, status, notes[message.note])
+    return Reading(value, kind, note)
 
 
 @functools.lru_cache(4096)

@@ -11,7 +11,7 @@ import torch
 from edge_client import dial
 from edge_client.call import Load
 from edge_client.transport.exchange import Exchange, Outgoing
-from edge_client.transport.times import Report, ServerTimes, forward_metrics
+from edge_client.transport.times import Report, ServerTimes
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, ForwardMetrics, LayerMetrics, Parcel
@@ -168,17 +168,20 @@ class PartReport:
     load: Load | None
 
 
-def part_of(part: split_pb2.Part, layers: Callable[[Report], LayerColumns]) -> PartReport:
-    """Return the report of one server, with its ``layers``. Raises BadFrame."""
+def part_of(
+    part: split_pb2.Part, metrics: Callable[[Report], tuple[LayerColumns, ForwardMetrics | None]]
+) -> PartReport:
+    """Return the report of one server, with its ``metrics``. Raises BadFrame."""
     times = server_times(part.durations)
+    layers, forward = metrics(part)
     return PartReport(
         part.server,
         part.cut,
         part.bytes_up,
         max(1, part.sends),
         times,
-        layers(part),
-        forward_metrics(part),
+        layers,
+        forward,
         load(part),
     )
 

@@ -198,15 +198,8 @@ def run_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         running.reset(token)
 
 
-class CallFrame:
-    """A module call in progress."""
-
-    __slots__ = ("has_child", "info", "number")
-
-    def __init__(self, info: ModuleInfo, number: int) -> None:
-        self.info = info
-        self.number = number
-        self.has_child = False
+Call = tuple[ModuleInfo, int]
+"""A call of a module: the module, and the number of the call; 0 where it is not counted."""
 
 
 class Session:
@@ -225,7 +218,10 @@ class Session:
         self.modules = modules
         self.measurement = measurement
         self.save = save
-        self.stack: list[CallFrame] = []
+        self.stack: list[Call] = []
+        """The calls in progress."""
+        self.begun = 0
+        """Counts calls as they begin: one during which none began is a layer."""
         self.counts: dict[str, int] = {}
         self.next_layer = 0
         self.banked: dict[int | str, Any] = {}
@@ -247,11 +243,8 @@ class Session:
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = info.path
         number = self.counts[path] = self.counts.get(path, 0) + 1
-        frame = CallFrame(info, number)
-        stack = self.stack
-        if stack:
-            stack[-1].has_child = True
-        stack.append(frame)
+        begun = self.begun = self.begun + 1
+        self.stack.append((info, number))
         measurement = self.measurement
         if measurement is not None:
             cpu = measurement.cpu()
@@ -259,24 +252,24 @@ class Session:
         try:
             output = forward(*args, **kwargs)
         finally:
-            stack.pop()
+            self.stack.pop()
         if self.banks:
-            self.module_done(frame, output)
-        if not frame.has_child:
+            self.module_done(info, number, output)
+        if self.begun == begun:
             if measurement is not None:
                 measurement.add(self.next_layer, info, number, start, cpu, output)
             if self.banks or self.save:
-                self.layer_done(frame, output)
+                self.layer_done(info, number, output)
             self.next_layer += 1
         return output
 
-    def module_done(self, frame: CallFrame, output: Any) -> None:
-        """Called after each module, layer or not."""
+    def module_done(self, info: ModuleInfo, call: int, output: Any) -> None:
+        """Called after each module, layer or not; ``call`` is the number of its call."""
 
-    def layer_done(self, frame: CallFrame, output: Any) -> None:
+    def layer_done(self, info: ModuleInfo, call: int, output: Any) -> None:
         """Called after each layer; its id is ``next_layer``."""
         if self.save:
-            number, name = self.next_layer, layer_name(frame)
+            number, name = self.next_layer, call_name(info.path, call)
             if number in self.save or name in self.save:
                 # banked values must not change when a later layer works in place
                 self.banked[number] = self.banked[name] = snapshot(output)
@@ -287,11 +280,6 @@ class Session:
     def metrics(self) -> LayerColumns:
         """Return the measured layers, in order."""
         return LayerColumns() if self.measurement is None else self.measurement.layers()
-
-
-def layer_name(frame: CallFrame) -> str:
-    """Return the module path, with ``#n`` from the second call on."""
-    return call_name(frame.info.path, frame.number)
 
 
 def snapshot(value: Any) -> Any:

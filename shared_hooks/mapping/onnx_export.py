@@ -27,9 +27,9 @@ from torch.fx import traceback
 
 from shared_hooks import devices
 from shared_hooks.errors import IsthmusError, SpecError
-from shared_hooks.forward import Session, layer_name
+from shared_hooks.forward import Session
 from shared_hooks.mapping.map_file import HierarchyMap, parent_of
-from shared_hooks.modules import ROOT, ModuleInfo, attach, fast_path_off, holder_modules, tables
+from shared_hooks.modules import ROOT, ModuleInfo, attach, call_name, fast_path_off, holder_modules, tables
 from shared_hooks.planning import Plan
 from shared_hooks.tensors import Buffers, Structure, UnknownHolder, classes_of, copied, flatten, tensors_in, unflatten
 
@@ -286,15 +286,16 @@ class _Labeller(Session):
         finally:
             self._label()
 
-    def layer_done(self, frame: Any, output: Any) -> None:
-        self.layers.append(layer_name(frame))
+    def layer_done(self, info: ModuleInfo, call: int, output: Any) -> None:
+        self.layers.append(call_name(info.path, call))
 
     def _label(self) -> None:
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
             self._annotation = None
         if self.stack:
-            label = (layer_name(self.stack[-1]), self.next_layer)
+            info, call = self.stack[-1]
+            label = (call_name(info.path, call), self.next_layer)
             self._annotation = traceback.annotate({KEY: label})
             self._annotation.__enter__()
 

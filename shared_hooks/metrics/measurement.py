@@ -23,7 +23,7 @@ from shared_hooks.metrics.records import (
     TensorShape,
     outputs_of,
 )
-from shared_hooks.metrics.sampler import SampleWindow, Track, sampler
+from shared_hooks.metrics.sampler import Levels, SampleWindow, Track, sampler
 from shared_hooks.modules import ModuleInfo, call_name
 
 # The clocks of layers: the host's, and the events of a CUDA stream.
@@ -37,9 +37,8 @@ class HostClock:
     def settle(self, began: Any, ended: Any) -> None:
         """Do nothing: host marks are complete at once."""
 
-    def at(self, mark: Any) -> int:
-        """Return nanoseconds of `time.perf_counter_ns`."""
-        return int(mark)
+    at = staticmethod(int)
+    """Returns nanoseconds of `time.perf_counter_ns`."""
 
 
 class StreamClock:
@@ -81,7 +80,7 @@ HOST = HostClock()
 
 def clock_for(device: torch.device) -> Clock:
     """Return the clock that times a device's work."""
-    return StreamClock(device) if devices.has_timers(device) else HOST
+    return HOST if device.type in devices.HOST or not devices.has_timers(device) else StreamClock(device)
 
 
 Outputs = tuple[tuple[torch.Size, torch.dtype], ...]
@@ -106,7 +105,8 @@ class Measurement:
         self.mark = self.clock.mark
         # one computing thread: its own time; several: the process's, because threads cannot be attributed
         self.cpu = time.thread_time_ns if torch.get_num_threads() == 1 else time.process_time_ns
-        self._memory = partial(devices.allocated, device) if devices.counts_memory(device) else None
+        counts = device.type not in devices.HOST and devices.counts_memory(device)
+        self._memory = partial(devices.allocated, device) if counts else None
         self._layers: list[Marks] = []
         self._memory_before = None if self._memory is None else self._memory()
         self._cpu_began = self._cpu_ended = self.cpu()
@@ -154,8 +154,7 @@ class Measurement:
         until = 0
         for (start, stop), (_, _, memory, *_) in zip(spans, marks, strict=True):
             if levels is None or stop > until:  # layers before the next sample share it
-                levels, known = _levels(window, start, stop), None
-                until = window.same_until(start, stop)
+                (levels, until), known = window.levels(start, stop), None
             if known is None or no_power is None or memory is not None:
                 allocated = levels[:2]
                 if memory is not None:
@@ -175,7 +174,7 @@ class Measurement:
         window = window or self._window()
         energy, power = _energy(window.energy, start, stop)
         if self._memory_before is None:
-            _, peak, *_ = _levels(window, start, stop)
+            (_, peak, *_), _ = window.levels(start, stop)
         else:
             seen = [self._memory_before, *(memory for _, _, memory, *_ in self._layers if memory is not None)]
             most = Allocated(max(one.held for one in seen), seen[-1].peak)
@@ -239,21 +238,6 @@ def _energy(track: Track | Reading, start: int, stop: int) -> tuple[Reading, Rea
     if stop <= start:
         return energy, NO_TIME
     return energy, Reading(energy.value / (stop - start) * 1e9, energy.status, energy.note)
-
-
-Levels = tuple[Reading, Reading, Reading, Reading, Reading]
-
-
-def _levels(window: SampleWindow, start: int, stop: int) -> Levels:
-    """Return the process's memory at the end and its maximum, and the means of processors, GPU and this machine's
-    memory.
-    """
-    track = window.resident
-    memory = (track, track) if isinstance(track, Reading) else (track.end(start, stop), track.peak(start, stop))
-    cpu, gpu, total = [
-        one if isinstance(one, Reading) else one.mean(start, stop) for one in (window.cpu, window.gpu, window.memory)
-    ]
-    return *memory, cpu, gpu, total
 
 
 def _gpu_memory(before: Allocated | None, after: Allocated) -> tuple[Reading, Reading]:

@@ -19,6 +19,7 @@ import atexit
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -256,10 +257,14 @@ class Track:
         until = times[gap] if gap < len(times) else times[-1] + self._reach
         return gap if stop <= until else 0
 
-    def same_until(self, start: int, stop: int) -> int:
-        """Return the time until which later intervals lie in the same gap between samples; 0 if it lies in none."""
+    def gap(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Return the times between which the interval lies, if no sample is between them; None where it contains one,
+        or may have none.
+        """
         gap = self._gap(start, stop)
-        return 0 if not gap else self.times[gap] if gap < len(self.times) else self.times[-1] + self._reach
+        if not gap:
+            return None
+        return self.times[gap - 1], self.times[gap] if gap < len(self.times) else self.times[-1] + self._reach
 
     def _of_gap(self, gap: int) -> tuple[Reading, Reading]:
         """Return level and peak in a gap, shared by all layers shorter than a sample."""
@@ -356,7 +361,13 @@ class SensorChannel:
         return self.why if self.why is not None else self.series.since(start_ns)
 
 
-@dataclass(frozen=True)
+Levels = tuple[Reading, Reading, Reading, Reading, Reading]
+"""The process's memory at the end of an interval and its maximum; the means of processors, GPU and this machine's
+memory.
+"""
+
+
+@dataclass
 class SampleWindow:
     """The samples around one forward; a reading in place of a track gives the reason why there is none."""
 
@@ -370,11 +381,28 @@ class SampleWindow:
     """Per cent of this machine's memory."""
     gpu: Track | Reading
     """Per cent of the time in which the GPU ran kernels."""
+    _gap: tuple[int, int, Levels] | None = field(default=None, init=False, repr=False, compare=False)
+    """Two times without a sample between them, and the levels of all intervals there."""
 
-    def same_until(self, start: int, stop: int) -> int:
-        """Return the time until which later intervals have the same levels; 0 if unknown."""
-        tracks = [one for one in (self.resident, self.cpu, self.memory, self.gpu) if isinstance(one, Track)]
-        return min([track.same_until(start, stop) for track in tracks], default=stop)
+    def levels(self, start: int, stop: int) -> tuple[Levels, int]:
+        """Return the levels of an interval, and the time until which those that begin later have the same; 0 if it has
+        its own.
+        """
+        gap = self._gap
+        if gap is not None and gap[0] < start < stop <= gap[1]:
+            return gap[2], gap[1]
+        track = self.resident
+        memory = (track, track) if isinstance(track, Reading) else (track.end(start, stop), track.peak(start, stop))
+        others = self.cpu, self.gpu, self.memory
+        cpu, gpu, total = [one if isinstance(one, Reading) else one.mean(start, stop) for one in others]
+        found = *memory, cpu, gpu, total
+        gaps = [one.gap(start, stop) for one in (track, *others) if isinstance(one, Track)]
+        within = [gap for gap in gaps if gap is not None]
+        if len(within) < len(gaps):
+            return found, 0
+        until = min([before for _, before in within], default=sys.maxsize)
+        self._gap = max([after for after, _ in within], default=0), until, found
+        return found, until
 
 
 SEARCHING = Reading.unavailable("sensors are still being looked for")
@@ -408,6 +436,9 @@ class Sampler:
         self._devices: dict[Gpu | None, tuple[SensorChannel, SensorChannel | None] | None] = {None: None}
         self._process = psutil.Process()
         self._host = self._host_channels()
+        self._taken = 0
+        self._windows: dict[Gpu | None, tuple[int, int, SampleWindow]] = {}
+        """The last window of each device: how often samples had been taken, where it starts, and itself."""
 
     def touch(self, gpu: Gpu | None = None) -> None:
         """Announce a measured forward on ``gpu`` or on the processor, so that samples are taken."""
@@ -419,16 +450,22 @@ class Sampler:
 
     def window(self, start_ns: int, gpu: Gpu | None = None) -> SampleWindow:
         """Return the samples from ``start_ns`` (`time.perf_counter_ns`) on."""
+        taken = self._taken  # before the series are read
+        known = self._windows.get(gpu)
+        if known is not None and known[0] == taken and known[1] <= start_ns:
+            return known[2]
         channels = self._devices.get(gpu)
         energy, level = channels if channels is not None else (None, None)
         resident, cpu, memory = [channel.since(start_ns) for channel in self._host]
-        return SampleWindow(
+        window = SampleWindow(
             energy=SEARCHING if energy is None else energy.since(start_ns),
             resident=resident,
             cpu=cpu,
             memory=memory,
             gpu=NO_GPU if gpu is None else SEARCHING if level is None else level.since(start_ns),
         )
+        self._windows[gpu] = taken, start_ns, window
+        return window
 
     @property
     def running(self) -> bool:
@@ -532,6 +569,7 @@ class Sampler:
             if channel.why is None and channel.due <= now:
                 channel.due = now + 0.9 * channel.series.period_ns / 1e9
                 channel.sample()
+        self._taken += 1
 
 
 sampler = Sampler()

@@ -272,7 +272,7 @@ class ObservedForward:
         info = session.modules.get(module) if isinstance(session, Session) else None
         if isinstance(session, Session) and info is not None and session.stack:
             # a module around the cut has its number from the head
-            return session.stack[-1].number or session.counts.get(info.path, 1)
+            return session.stack[-1][1] or session.counts.get(info.path, 1)
         number = self.counts[module] = self.counts.get(module, 0) + 1
         return number
 

@@ -23,7 +23,6 @@ from shared_hooks.forward import (
     OTHER_MEMORY,
     REFLECTED,
     Allowance,
-    CallFrame,
     CallKind,
     Placeholder,
     Session,
@@ -222,18 +221,15 @@ class TailSession(Session):
     ) -> Any:
         """Before the cut: the module's result from the recipe. A call behind it may be replaced by a substitute."""
         if self.resumed or self.through_calls:
-            found = None if self.substitutes is None else self.substitutes(module)
-            if found is None:
-                return super().call(module, forward, args, kwargs)
-            if self.stack:
-                self.stack[-1].has_child = True
-            return found(forward, args, kwargs)
+            if self.substitutes is not None and (found := self.substitutes(module)) is not None:
+                self.begun += 1
+                return found(forward, args, kwargs)
+            info = self.modules.get(module)
+            return forward(*args, **kwargs) if info is None else self.run(info, forward, args, kwargs)
         info = self.modules.get(module)
         if info is None:
             return forward(*args, **kwargs)
-        path, stack, steps, position = info.path, self.stack, self.steps, self.position
-        if stack:
-            stack[-1].has_child = True
+        path, steps, position = info.path, self.steps, self.position
         step = steps[position] if position < len(steps) else NOTHING
         if type(step) is Skip and step.path == path:
             output = self.shared.ready.get(position)
@@ -247,13 +243,13 @@ class TailSession(Session):
         if type(step) is Enter and step.path == path:
             later = int(step.later)
             self.advance()
-        stack.append(CallFrame(info, 0))
+        self.stack.append((info, 0))
         self.in_opaque += info.opaque
         self.later_calls += later
         try:
             output = forward(*args, **kwargs)
         finally:
-            stack.pop()
+            self.stack.pop()
             self.in_opaque -= info.opaque
             self.later_calls -= later
         if not self.resumed:

@@ -18,7 +18,7 @@ from cloud_server.config import ModelEntry
 from cloud_server.core import Core
 from cloud_server.limits import Limits
 from cloud_server.models.served_model import ServedModel
-from edge_client.transport.times import NO_TABLES, layer_metrics
+from edge_client.transport.times import NO_TABLES, tail_metrics
 from protos.frames import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel, WrappedModel
@@ -80,7 +80,7 @@ def test_the_answer_is_the_whole_models_and_says_what_it_took(client: CoreClient
     assert torch.equal(Parcel.to_value(result.reply.header, result.data), expected)
     spent = result.reply.durations
     assert spent.decode_ns > 0 and spent.compute_ns > 0 and spent.inject_ns == 0
-    assert len(layer_metrics(result.reply, NO_TABLES, {})) > 20
+    assert len(tail_metrics(result.reply, NO_TABLES, {})[0]) > 20
 
 
 IMAGE_BYTES = data(IMAGE.read_bytes())

@@ -28,7 +28,7 @@ from edge_client import ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.__main__ import main
 from edge_client.request import requests
 from edge_client.tasks.verify import chains_of
-from edge_client.transport.times import Report, Tables, layer_metrics
+from edge_client.transport.times import Report, Tables, tail_metrics
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     AccessRefused,
@@ -44,7 +44,7 @@ from shared_hooks.errors import (
     UnknownLayer,
 )
 from shared_hooks.lifecycle import Event, Lifecycle
-from shared_hooks.metrics import LayerColumns, LayerTable
+from shared_hooks.metrics import ForwardMetrics, LayerColumns, LayerTable
 from shared_hooks.models import ModelSpec, load_spec
 from studies.experiments.relay import Relay
 from tests.edge_client.test_processes import CloudProcess
@@ -210,11 +210,11 @@ def test_layers_are_described_once_for_each_form_of_inputs(spec: ModelSpec, monk
         crossed.append(bool(rest.layers.described))
         return joined_answer(request, own, rest, hop)
 
-    def read(reply: Report, known: Tables, found: dict[int, LayerTable]) -> LayerColumns:
+    def read(reply: Report, known: Tables, found: dict[int, LayerTable]) -> tuple[LayerColumns, ForwardMetrics | None]:
         described.append(bool(reply.layers.described))
-        return layer_metrics(reply, known, found)
+        return tail_metrics(reply, known, found)
 
-    monkeypatch.setattr(requests, "layer_metrics", read)
+    monkeypatch.setattr(requests, "tail_metrics", read)
     monkeypatch.setattr("cloud_server.chain.joined_answer", joined)
     with chained(spec, 2) as stations, client_of(stations, spec, ["stem", "one"]) as client:
         answers = [client.infer(image(rows=rows)) for rows in (1, 1, 2, 1, 2)]

@@ -46,7 +46,11 @@ def columns(layers: Sequence[LayerMetrics]) -> LayerColumns:
 
 
 def read(reply: Reply, known: Mapping[int, LayerTable] = NO_TABLES) -> list[LayerMetrics]:
-    return list(edge.layer_metrics(reply, known, {}))
+    return list(edge.tail_metrics(reply, known, {})[0])
+
+
+def whole(reply: Reply) -> ForwardMetrics | None:
+    return edge.tail_metrics(reply, NO_TABLES, {})[1]
 
 
 notes = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -89,7 +93,7 @@ def test_what_comes_out_is_what_went_in(layers: list[LayerMetrics], reading: Rea
     forward = ForwardMetrics(10, 7, cpu_ns, reading, NOT_SAMPLED, reading)
     reply = sent(layers, forward)
     assert read(reply) == layers
-    assert edge.forward_metrics(reply) == forward
+    assert whole(reply) == forward
 
 
 def test_what_layers_share_travels_once() -> None:
@@ -98,7 +102,7 @@ def test_what_layers_share_travels_once() -> None:
     reply = sent(layers, None)
     assert (len(reply.readings), list(reply.notes)) == (1, [shared.note])
     assert reply.ByteSize() < 50 * 30 + 200
-    assert edge.forward_metrics(reply) is None
+    assert whole(reply) is None
     assert read(reply) == layers
 
 
@@ -113,7 +117,7 @@ def test_a_table_of_layers_is_described_once() -> None:
     layers = [LayerMetrics(i, f"block.{i}.attention", "Attention", i + 1, 16, FLOATS, 1) for i in range(40)]
     first, again = sent(layers, None), sent(layers, None)
     found: dict[int, LayerTable] = {}
-    assert list(edge.layer_metrics(first, NO_TABLES, found)) == layers and len(found) == 1
+    assert list(edge.tail_metrics(first, NO_TABLES, found)[0]) == layers and len(found) == 1
     server.leave_out(again, found.keys())
     assert again.ByteSize() < 200 < 1000 < first.ByteSize()
     assert read(again, found) == layers
@@ -148,7 +152,7 @@ def test_a_reply_without_layers_stays_without() -> None:
 
 def test_a_drivers_endless_error_is_cut() -> None:
     reply = sent([], ForwardMetrics(1, 0, energy=Reading.unavailable("x" * 10_000 + "\ud800")))
-    forward = edge.forward_metrics(reply)
+    forward = whole(reply)
     assert forward is not None and len(forward.energy.note) == server.MAX_NOTE
 
 
@@ -218,7 +222,7 @@ def test_nonsense_about_layers_is_refused(broken: Break, text: str) -> None:
 )
 def test_nonsense_about_the_forward_is_refused(broken: Break, text: str) -> None:
     reply = good()
-    assert edge.forward_metrics(reply)
+    assert whole(reply)
     broken(reply)
     with pytest.raises(BadFrame, match=text):
-        edge.forward_metrics(reply)
+        whole(reply)

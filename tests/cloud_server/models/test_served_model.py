@@ -14,7 +14,7 @@ import torch
 from cloud_server.config import ModelEntry
 from cloud_server.core import Core
 from cloud_server.models.served_model import ServedModel
-from edge_client.transport.times import NO_TABLES, layer_metrics
+from edge_client.transport.times import NO_TABLES, tail_metrics
 from shared_hooks import EarlyOutput, WrappedModel, errors
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models import Table, load_spec, spec_from_table
@@ -76,7 +76,7 @@ def test_digits_is_exact() -> None:
             assert torch.equal(value(client, number), whole)
             reply = client.answer(number).reply
             assert reply is not None
-            layers = layer_metrics(reply, NO_TABLES, {})
+            layers = tail_metrics(reply, NO_TABLES, {})[0]
             assert layers[0].layer_id == number + 1
             assert all(layer.inference_ns > 0 and layer.name for layer in layers)
             durations = reply.durations
