@@ -115,11 +115,6 @@ class GenerationHead:
             finally:
                 self._frames.pop()
         self._needed.called.add(module)
-        return self._outermost(path, module, forward, args, kwargs)
-
-    def _outermost(
-        self, path: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
         # the watch is for the code around the cut: neither for modules of the prefix nor for our own operations
         mode = torch._C._pop_torch_function_stack() if torch._C._len_torch_function_stack() else None
         try:

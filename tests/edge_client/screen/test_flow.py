@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 
 import pytest
@@ -21,7 +20,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """21 columns, of which the last stays free."""
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((21, 24)))
+    monkeypatch.setenv("COLUMNS", "21")
     return Terminal()
 
 
