@@ -30,7 +30,7 @@ middle        a forward that starts late and stops early
 mapping       the module tree with what ran; ONNX files
 explaining    one cut explained
 verification  every cut against the whole model
-runs          forwards of one model: whole, heads, tails, middles
+runner        forwards of one model: whole, heads, tails, middles
 compiling     tails compiled with torch.compile
 observers     observe modules on either side
 batching      requests of several callers as one batch

@@ -8,31 +8,32 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.errors import CutRefused, InputMismatch, ModelFailed, UnknownLayer
-from shared_hooks.forward import Session, context
+from shared_hooks.forward import context
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import ForwardMetrics, LayerColumns, LayerMetrics
-from shared_hooks.modules import INPUT, attach, constants, tables
+from shared_hooks.modules import INPUT, constants, tables
 from shared_hooks.modules.manifest import Fact, manifest
 from shared_hooks.planning import Cut, LayerInfo, Loads, Plan, PlanLayers
 from shared_hooks.purity import Turns
-from shared_hooks.runs import Runs
+from shared_hooks.runner import ModelRunner
 from shared_hooks.showing import summary_of
 from shared_hooks.state import PythonState, first_few
 from shared_hooks.state.reach import ForwardCode, file_of, is_installed
 
 if TYPE_CHECKING:  # not imported where heads run
     from shared_hooks.explaining import Explanation
-    from shared_hooks.tail import RehearsalLimits, Substitutes
+    from shared_hooks.tail import RecipeBook, RehearsalLimits, Substitutes
     from shared_hooks.verification import Report
 
 
-class WrappedModel(Runs):
+class WrappedModel:
     """A model that can be stopped after any layer, and resumed there by another `WrappedModel` of the same model.
 
     ``depth``: how far to descend into the module tree; None: to the leaves, 1: the model's children. The model is not
@@ -70,13 +71,19 @@ class WrappedModel(Runs):
         self._held = _constants_in(code)
         self._tables = tables.tables(model, code.constants())
         self._loads = loads
-        super().__init__(model, depth, metrics, lifecycle, rehearsals, loads, isolated)
+        self._rehearsals = rehearsals
+        self._isolated = isolated
+        self.model = model
+        self.depth = depth
+        lifecycle = Lifecycle() if lifecycle is None else lifecycle
+        self._runner = ModelRunner(model, depth, metrics, lifecycle, rehearsals, loads, isolated)
+        self._planner = self._runner.planner
 
     def __repr__(self) -> str:
-        modules, made = len(self._modules), self._planner.made
+        modules, made = len(self.modules), self._planner.made
         plans = f"{made} plan{'' if made == 1 else 's'} made"
         return summary_of(
-            self, type(self.model).__name__, f"{modules} modules", plans, "detached" if self._detached else ""
+            self, type(self.model).__name__, f"{modules} modules", plans, "detached" if self._runner.is_detached else ""
         )
 
     def __enter__(self) -> WrappedModel:
@@ -89,30 +96,40 @@ class WrappedModel(Runs):
 
     def detach(self) -> None:
         """Remove what was attached; the model is as before. A second call has no effect."""
-        with attach.lock:
-            modules = self._modules if self._attached else ()
-            self._attached, self._detached = False, True
-            for module in modules:
-                attach.detach(module)
+        self._runner.detach()
 
     def beside(self) -> WrappedModel:
         """Return another one of the same model, with its own plans, recipes and results, without hooks and metrics."""
         made = WrappedModel(self.model, self.depth, metrics=False, rehearsals=self._rehearsals, isolated=self._isolated)
-        made._turns = self._turns  # a model that keeps state runs once at a time, in all of its wrappers
+        made._runner.turns = self.turns  # a model that keeps state runs once at a time, in all of its wrappers
         return made
 
     def turn(self) -> AbstractContextManager[Any]:
         """Hold the model while in the context, if it may keep state; reentrant within a thread."""
-        return self._turns.one(foreseen=False)
+        return self.turns.one(foreseen=False)
 
     @property
     def turns(self) -> Turns:
         """The lock that all runs of the model take."""
-        return self._turns
+        return self._runner.turns
 
     def renew(self) -> None:
         """Allow runs again: the owner has repaired the model after a run that raised `ModelChanged`."""
-        self._turns.renew()
+        self.turns.renew()
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """The hooks that are called at its stages; another may be put here."""
+        return self._runner.lifecycle
+
+    @lifecycle.setter
+    def lifecycle(self, lifecycle: Lifecycle) -> None:
+        self._runner.lifecycle = lifecycle
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's first parameter or buffer; the CPU if it has none."""
+        return self._runner.device
 
     # -- planning -----------------------------------------------------------------------------------------------
 
@@ -121,7 +138,7 @@ class WrappedModel(Runs):
 
         `forward` plans by itself for a new input signature. Inputs that take a new path add that path.
         """
-        return self._plan(args, kwargs)
+        return self._runner.plan(args, kwargs)
 
     def refuse(self, layer: str, reason: str) -> None:
         """Refuse every later cut after the layer of this name ("input": before the first) with CutRefused and
@@ -153,7 +170,7 @@ class WrappedModel(Runs):
 
         A module that these inputs do not run passes, as others may run it.
         """
-        self._check_attached()
+        self._runner.check_attached()
         wrong: UnknownLayer | CutRefused | None = None
         for plan in self._planner.plans_for(args, kwargs):
             try:
@@ -162,7 +179,7 @@ class WrappedModel(Runs):
             except (UnknownLayer, CutRefused) as error:
                 wrong = error
         path = tables.call_parts(str(cut))[0]
-        if isinstance(wrong, UnknownLayer) and any(info.path == path for info in self._modules.values()):
+        if isinstance(wrong, UnknownLayer) and any(info.path == path for info in self.modules.values()):
             return
         if wrong is not None:
             raise wrong
@@ -181,7 +198,7 @@ class WrappedModel(Runs):
     @property
     def modules(self) -> dict[nn.Module, tables.ModuleInfo]:
         """The modules that it hooks, and their names; do not modify it."""
-        return self._modules
+        return self._runner.modules
 
     def explain(self, cut: Cut, /, *args: Any, **kwargs: Any) -> Explanation:
         """Explain what crosses at a cut on these inputs and why, and what the tail skips, enters and replays; print the
@@ -213,30 +230,30 @@ class WrappedModel(Runs):
         layer or block, or ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`,
         `PlanMismatch`, and whatever the model raises.
         """
-        self._check_attached()
+        self._runner.check_attached()
         early = args[0] if len(args) == 1 and isinstance(args[0], EarlyOutput) else None
         if start is None and early is not None:  # an EarlyOutput names its cut
             start = early.layer_id
         if start is not None:
             if early is None or kwargs:
                 raise InputMismatch("forward(early, start=...) takes an EarlyOutput and nothing else")
-            return self._tail(early, start) if end is None else self._middle(early, start, end)
+            return self._runner.tail(early, start) if end is None else self._runner.middle(early, start, end)
         if end is not None:
             return self.head(end, *args, **kwargs)
-        return self._without_cut(args, kwargs)
+        return self._runner.whole(args, kwargs)
 
     __call__ = forward
 
     def whole(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the whole model, like `forward` without a cut, whatever its arguments are called."""
-        return self._without_cut(args, kwargs)
+        return self._runner.whole(args, kwargs)
 
     def head(self, cut: Cut, /, *args: Any, **kwargs: Any) -> EarlyOutput:
         """Run up to and including the cut layer, like ``forward(..., end=cut)``, whatever the arguments are called."""
-        self._check_attached()
+        self._runner.check_attached()
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=cut)
-        early = self._head(cut, args, kwargs)
-        self._emit_after(Stage.AFTER_HEAD, split=early.layer_name, early=early)
+        early = self._runner.head(cut, args, kwargs)
+        self._runner.emit_after(Stage.AFTER_HEAD, split=early.layer_name, early=early)
         return early
 
     def crossing_at(self, early: EarlyOutput, end: Cut) -> Crossing:
@@ -244,8 +261,8 @@ class WrappedModel(Runs):
 
         Raises `UnknownLayer` and `CutRefused`.
         """
-        self._check_attached()
-        span = self._span(early, end)
+        self._runner.check_attached()
+        span = self._runner.span(early, end)
         return early.crossing if span is None else span.target
 
     def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None, gradients: bool = False) -> Any:
@@ -255,49 +272,63 @@ class WrappedModel(Runs):
         not seen. ``gradients``: autograd records what is computed from ``early.pieces``, and can differentiate with
         respect to them.
         """
-        self._check_attached()
-        return self._tail(early, early.layer_id, substitutes, gradients)
+        self._runner.check_attached()
+        return self._runner.tail(early, early.layer_id, substitutes, gradients)
+
+    @property
+    def recipes(self) -> RecipeBook:
+        """The recipes of its tails."""
+        return self._runner.recipes
 
     # -- records of the last forward ----------------------------------------------------------------------------
 
     @property
+    def metrics_enabled(self) -> bool:
+        """Whether forwards are measured."""
+        return self._runner.metrics_enabled
+
+    @metrics_enabled.setter
+    def metrics_enabled(self, enabled: bool) -> None:
+        self._runner.metrics_enabled = enabled
+
+    @property
     def save_layers(self) -> Set[int | str]:
         """Ids or names of layers whose output every forward keeps in `banked_output`."""
-        return self._save
+        return self._runner.save
 
     @save_layers.setter
     def save_layers(self, layers: Iterable[int | str]) -> None:
-        self._save = frozenset([layers] if isinstance(layers, str) else layers)
+        self._runner.save = frozenset([layers] if isinstance(layers, str) else layers)
 
     @property
     def banked_output(self) -> Mapping[int | str, Any]:
         """Copies of the saved layers' outputs in this thread's last forward, by id and by name."""
-        session: Session | None = getattr(self._own, "session", None)
+        session = self._runner.last.session
         return {} if session is None else session.banked
 
     def measure(self, wanted: bool) -> None:
         """Set whether forwards of this thread measure their layers from now on, if `metrics` was given."""
-        self._own.metrics = wanted
+        self._runner.last.metrics = wanted
 
     def get_layer_metrics(self) -> list[LayerMetrics]:
         """Return one record per layer call of this thread's last forward."""
-        session: Session | None = getattr(self._own, "session", None)
+        session = self._runner.last.session
         return [] if session is None else list(session.metrics())
 
     def get_forward_metrics(self) -> ForwardMetrics | None:
         """Return the record of this thread's last forward as a whole; None before the first, and without metrics."""
-        session: Session | None = getattr(self._own, "session", None)
+        session = self._runner.last.session
         return None if session is None or session.measurement is None else session.measurement.forward_metrics()
 
     def last_records(self) -> Callable[[], tuple[LayerColumns, ForwardMetrics | None]]:
         """Return a function that makes both for this thread's last forward, now or later."""
-        session: Session | None = getattr(self._own, "session", None)
+        session = self._runner.last.session
         measurement = None if session is None else session.measurement
         return lambda: (LayerColumns(), None) if measurement is None else measurement.records()
 
     def durations(self) -> dict[str, int]:
         """Return nanoseconds of this thread's last forward: ``head``, or ``inject`` and ``compute``, or ``whole``."""
-        return dict(getattr(self._own, "durations", {}))
+        return dict(self._runner.last.durations)
 
     # -- agreement ----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ ROW = 4 * 2 * 8  # bytes of a (2, 8) float tensor
 
 def look(model: nn.Module, *args: Any) -> Inspection:
     with WrappedModel(model) as wrapped:
-        return inspect(model, wrapped._modules, args, {})
+        return inspect(model, wrapped.modules, args, {})
 
 
 class Residual(nn.Module):
@@ -86,7 +86,7 @@ def test_layers_are_the_plans(case: Case) -> None:
     args, kwargs = case.inputs()
     with case.setting(), WrappedModel(model) as wrapped:
         plan = wrapped.plan(*args, **kwargs)
-        found = inspect(model, wrapped._modules, *case.inputs())
+        found = inspect(model, wrapped.modules, *case.inputs())
     assert [layer.module_type for layer in found.layers] == [layer.layer_type for layer in plan.layers]
     for layer in found.layers:
         assert 0 <= layer.allocated <= layer.peak <= layer.peak_so_far <= found.peak

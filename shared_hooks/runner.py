@@ -1,11 +1,12 @@
-"""Run a wrapped model, whole or in part, and keep each thread's results."""
+"""Runs a wrapped model, whole or in part, and keeps each thread's results."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -33,15 +34,26 @@ SPANS: Final = 256
 """Maximum number of middle parts kept; beyond it all are dropped."""
 
 
-class Runs:
-    """The state and runs of `WrappedModel`: a planner, the recipes, and each thread's last forward."""
+class LastForward(threading.local):
+    """A thread's last forward, and whether the next ones are measured."""
+
+    session: Session | None = None
+    durations: Mapping[str, int] = MappingProxyType({})
+    """Nanoseconds of its parts."""
+    metrics = True
+
+
+class ModelRunner:
+    """Runs heads, middle parts, tails and whole forwards of one model: it has the planner, the recipes, the shims, and
+    each thread's last forward. Thread-safe. The arguments are those of `WrappedModel`.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         depth: int | None,
         metrics: bool,
-        lifecycle: Lifecycle | None,
+        lifecycle: Lifecycle,
         rehearsals: RehearsalLimits | None,
         loads: Loads | None,
         isolated: bool,
@@ -49,13 +61,13 @@ class Runs:
         self.model = model
         self.depth = depth
         self.metrics_enabled = metrics
-        self.lifecycle = Lifecycle() if lifecycle is None else lifecycle
-        self._modules = tables.walk(model, depth)
+        self.lifecycle = lifecycle
+        self.modules = tables.walk(model, depth)
         self._aliases = tables.aliases(model)
         self._find = classes_of(tables.holder_modules(model))
-        self._save: frozenset[int | str] = frozenset()
-        self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle, loads)
-        self._turns = Turns(model)
+        self.save: frozenset[int | str] = frozenset()
+        self.planner = Planner(model, self.modules, self._aliases, depth, self.lifecycle, loads)
+        self.turns = Turns(model)
         self._isolated = isolated
         self._rehearsals = rehearsals
         self._recipes: RecipeBook | None = None
@@ -63,98 +75,108 @@ class Runs:
         self._spans: dict[tuple[str, Cut], tuple[int, Span]] = {}
         """Middle parts by the cut's digest and their end, with the number of plans at that time."""
         self._making = threading.Lock()
-        self._own = threading.local()
-        self._attached = self._detached = False
+        self.last = LastForward()
+        self.is_attached = self.is_detached = False
 
     @property
     def device(self) -> torch.device:
         """The device of the model's first parameter or buffer; the CPU if it has none."""
-        return self._planner.device
+        return self.planner.device
 
     @property
     def recipes(self) -> RecipeBook:
         """The recipes of its tails."""
-        self._check_attached()
+        self.check_attached()
         with self._making:
             if self._recipes is None:
                 from shared_hooks.tail import RecipeBook, RehearsalLimits
 
                 limits = self._rehearsals or RehearsalLimits()
-                self._recipes = RecipeBook(self.model, self._modules, self._find, limits, self._turns)
+                self._recipes = RecipeBook(self.model, self.modules, self._find, limits, self.turns)
             return self._recipes
 
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        self._check_attached()
+    def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        """Record the model on these inputs, and keep the plan."""
+        self.check_attached()
         if self.metrics_enabled:
             sampler.touch(gpu_of(self.device))  # so that sensors are found before the first forward
-        return self._planner.plan(args, kwargs)
+        return self.planner.plan(args, kwargs)
 
-    def _check_attached(self) -> None:
+    def check_attached(self) -> None:
         """Attach shims to the modules before the first run, so that a model that is never run stays untouched."""
-        if self._attached:
+        if self.is_attached:
             return
-        if self._detached:
+        if self.is_detached:
             raise PlanMismatch("this WrappedModel is detached; make a new one")
-        with self._turns.alone(), attach.lock:  # between runs of others
-            if not self._attached and not self._detached:
-                for module in self._modules:
+        with self.turns.alone(), attach.lock:  # between runs of others
+            if not self.is_attached and not self.is_detached:
+                for module in self.modules:
                     attach.attach(module)
-                self._attached = True
+                self.is_attached = True
 
-    def _without_cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._check_attached()
-        measurement, made = self._measurement(), self._planner.made
-        plans = self._planner.plans_if_possible(args, kwargs)
+    def detach(self) -> None:
+        """Remove the shims, for good. A second call has no effect."""
+        with attach.lock:
+            modules = self.modules if self.is_attached else ()
+            self.is_attached, self.is_detached = False, True
+            for module in modules:
+                attach.detach(module)
+
+    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the whole model."""
+        self.check_attached()
+        measurement, made = self._measurement(), self.planner.made
+        plans = self.planner.plans_if_possible(args, kwargs)
         self._check_saved(plans)
-        if self._planner.made != made:
+        if self.planner.made != made:
             measurement = self._measurement()  # looking a plan up belongs to the forward, making one does not
         started = time.perf_counter_ns()
-        session = Session(self._modules, measurement, self._save)
+        session = Session(self.modules, measurement, self.save)
         # where no cut is allowed the model may keep state; otherwise later heads and tails would find it
-        if self._isolated or self._planner.allows_cuts:
-            turn = self._turns.one(
+        if self._isolated or self.planner.allows_cuts:
+            turn = self.turns.one(
                 writes=any(plan.trace.writes_kept for plan in plans),
                 foreseen=bool(plans) and not any(plan.trace.dynamic for plan in plans),
             )
         else:
-            turn = self._turns.alone()
+            turn = self.turns.alone()
         with turn:
-            output = self._whole(session, args, kwargs)
+            output = self._run_whole(session, args, kwargs)
         self._finish(session, {"whole": _ended(session) - started})
         return output
 
     def _check_saved(self, plans: list[Plan]) -> None:
         """Check that the names and ids in `save_layers` exist, on this path or another."""
-        for layer in self._save:
+        for layer in self.save:
             path = tables.call_parts(layer)[0] if isinstance(layer, str) else None
-            known = {info.path for info in self._modules.values()}
+            known = {info.path for info in self.modules.values()}
             if path not in known and self._aliases.get(path or "") not in known:
                 for plan in plans:
                     plan.layer_id(layer)
 
     def _measurement(self) -> Measurement | None:
         """Begin a measurement, if wanted."""
-        wanted = self.metrics_enabled and getattr(self._own, "metrics", True)
+        wanted = self.metrics_enabled and self.last.metrics
         return Measurement(self.device) if wanted else None
 
     def _session(self, kind: Callable[..., Any], *more: Any) -> Any:
-        return kind(self._modules, self._measurement(), self._save, *more)
+        return kind(self.modules, self._measurement(), self.save, *more)
 
-    def _whole(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_whole(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad(), _running(session), fast_path_off(), interruptible():
             return self.model(*args, **kwargs)
 
-    def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
-        key = self._planner.key(args, kwargs)
-        predicted_plan = None if members(end) is not None else self._planner.predicted_plan(key, args, kwargs, end)
+    def head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
+        key = self.planner.key(args, kwargs)
+        predicted_plan = None if members(end) is not None else self.planner.predicted_plan(key, args, kwargs, end)
         if predicted_plan is not None:
             with Attempt(predicted_plan[0].trace, args, kwargs) as attempt:
                 return self._head_as(*predicted_plan, args, kwargs)
             assert attempt.failed
-            self._planner.invalidate(args, kwargs)
+            self.planner.invalidate(args, kwargs)
             key = None  # the model has run
         for again in range(2):
-            plans = self._planner.plans_for(args, kwargs, key) if not again else [self._plan(args, kwargs)]
+            plans = self.planner.plans_for(args, kwargs, key) if not again else [self.plan(args, kwargs)]
             unknown: UnknownLayer | None = None
             for plan in plans:
                 try:
@@ -174,9 +196,9 @@ class Runs:
 
     def _walk(self, plan: Plan, cutting: Cutting, crossing: Crossing) -> HeadWalk | None:
         """Return what a head compares if layers are neither saved nor observed; None: all that it can."""
-        if self._save or attach.watchers or crossing.layer_id < 0 or cutting.branch is not None:
+        if self.save or attach.watchers or crossing.layer_id < 0 or cutting.branch is not None:
             return None
-        return plan.walk(cutting, plan.place_at(crossing.layer_id, crossing.layer_name), self._modules)
+        return plan.walk(cutting, plan.place_at(crossing.layer_id, crossing.layer_name), self.modules)
 
     def _head_as(
         self,
@@ -187,7 +209,7 @@ class Runs:
         kwargs: dict[str, Any],
         walk: HeadWalk | None = None,
     ) -> EarlyOutput:
-        if self._save:
+        if self.save:
             self._check_saved([plan])
         started = time.perf_counter_ns()
         more = plan, cutting, crossing, flatten((args, kwargs))[1]
@@ -197,9 +219,9 @@ class Runs:
         elif walk is None:
             session = self._session(HeadSession, *more)
         else:
-            session = WalkingHead(self._modules, self._measurement(), walk, *more)
+            session = WalkingHead(self.modules, self._measurement(), walk, *more)
         try:
-            with self._turns.one(writes=plan.trace.writes_kept, foreseen=not plan.trace.dynamic), torch.no_grad():
+            with self.turns.one(writes=plan.trace.writes_kept, foreseen=not plan.trace.dynamic), torch.no_grad():
                 if walk is not None:  # which needs no modes
                     with _running(session), fast_path_off():
                         self._until_cut(session, args, kwargs)
@@ -230,14 +252,14 @@ class Runs:
         if not session.stopped:
             raise Diverged
 
-    def _middle(self, early: EarlyOutput, start: Cut, end: Cut) -> EarlyOutput:
+    def middle(self, early: EarlyOutput, start: Cut, end: Cut) -> EarlyOutput:
         from shared_hooks.middle import MiddleSession
 
         self._check_start(early.crossing, start)
-        span = self._span(early, end)
+        span = self.span(early, end)
         return early if span is None else self._resumed(early, partial(MiddleSession, span))
 
-    def _span(self, early: EarlyOutput, end: Cut) -> Span | None:
+    def span(self, early: EarlyOutput, end: Cut) -> Span | None:
         """Return the part between two cuts, planned the first time; None if nothing lies between them."""
         from shared_hooks.middle import span_between
 
@@ -251,15 +273,15 @@ class Runs:
             self.recipes.recipe(early, self.device)
             key = crossing.digest, end
             made, span = self._spans.get(key, (-1, None))
-            if span is None or made != self._planner.made or early.values:
-                span = span_between(self._planner, early, end, self.device, self._find)
+            if span is None or made != self.planner.made or early.values:
+                span = span_between(self.planner, early, end, self.device, self._find)
                 if len(self._spans) >= SPANS:
                     self._spans.clear()
-                self._spans[key] = self._planner.made, span
+                self._spans[key] = self.planner.made, span
         # the same cut may have another name
         return None if span.target.layer_name == crossing.layer_name else span
 
-    def _tail(
+    def tail(
         self, early: EarlyOutput, start: Cut, substitutes: Substitutes | None = None, gradients: bool = False
     ) -> Any:
         from shared_hooks.tail import TailSession
@@ -278,7 +300,7 @@ class Runs:
             )
         if crossing.depth != self.depth:
             raise Disagreement(f"the head was planned with depth={crossing.depth}, this side has depth={self.depth}")
-        context.check(crossing.context, self._modules, crossing.cache)
+        context.check(crossing.context, self.modules, crossing.cache)
 
     def _resumed(self, early: EarlyOutput, kind: Callable[..., TailSession], gradients: bool = False) -> Any:
         """Run a session of this kind from a cut on."""
@@ -288,7 +310,7 @@ class Runs:
         recipe = self.recipes.recipe(early, self.device)
         session: TailSession = self._session(kind, early, recipe, self.device, self.lifecycle)
         with (
-            self._turns.one(writes=session.shared.has_taints, foreseen=not recipe.is_open),
+            self.turns.one(writes=session.shared.has_taints, foreseen=not recipe.is_open),
             torch.set_grad_enabled(gradients),
             _running(session),
             fast_path_off(),
@@ -314,20 +336,20 @@ class Runs:
             raise session.mismatch("the model returned")
         now = _ended(session)
         self._finish(session, {"inject": session.resumed_at - started, "compute": now - session.resumed_at})
-        self._emit_after(Stage.AFTER_TAIL, split=crossing.layer_name, output=output)
+        self.emit_after(Stage.AFTER_TAIL, split=crossing.layer_name, output=output)
         return output
 
     def _finish(self, session: Session, durations: dict[str, int]) -> None:
-        self._own.session = session
-        self._own.durations = durations
+        self.last.session = session
+        self.last.durations = durations
 
-    def _emit_after(self, stage: Stage, **facts: Any) -> None:
+    def emit_after(self, stage: Stage, **facts: Any) -> None:
         """Call the hooks. If one runs the model, that does not become this thread's last forward."""
-        session, durations = self._own.session, self._own.durations
+        session, durations = self.last.session, self.last.durations
         try:
             self.lifecycle.emit(stage, **facts)
         finally:
-            self._own.session, self._own.durations = session, durations
+            self.last.session, self.last.durations = session, durations
 
 
 def _ended(session: Session) -> int:
