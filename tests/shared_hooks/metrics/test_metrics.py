@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shared_hooks import TensorShape, WrappedModel, runs
+from shared_hooks import TensorShape, WrappedModel, runner
 from shared_hooks.metrics import measurement
 from shared_hooks.metrics.measurement import HostClock, Measurement, StreamClock, clock_for, gpu_of
 from shared_hooks.metrics.records import FORWARD_READINGS, LAYER_READINGS, Reading, outputs_of
@@ -208,7 +208,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", memory)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="aa-bb"))
     monkeypatch.setattr(WrappedModel, "device", torch.device("cuda:1"))
-    for module in (measurement, runs):
+    for module in (measurement, runner):
         monkeypatch.setattr(module, "gpu_of", gpu_of.__wrapped__)  # what a fake says must not be remembered
     monkeypatch.setattr(measurement.sampler, "touch", lambda gpu: None)
     return device
