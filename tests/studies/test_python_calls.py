@@ -15,7 +15,7 @@ MOST = {
     "metrics": {"edge": 790, "cloud": 1100},
     "layers": {"fixed": 1580, "behind": 8, "before": 18},
 }
-"""A few percent more than what was counted on a busy machine, where threads meet elsewhere (docs/results/benchmarks.md).
+"""A few percent more than what a busy machine counts, where threads meet elsewhere (docs/results/benchmarks.md).
 What a layer adds is a difference of two networks by their sixteen layers, so a few calls more of one change it by one.
 """
 PATIENCE = 60.0

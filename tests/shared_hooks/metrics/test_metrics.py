@@ -207,7 +207,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", memory)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="aa-bb"))
-    monkeypatch.setattr(WrappedModel, "device", torch.device("cuda:1"))
+    monkeypatch.setattr(runner.ModelRunner, "device", torch.device("cuda:1"))
     for module in (measurement, runner):
         monkeypatch.setattr(module, "gpu_of", gpu_of.__wrapped__)  # what a fake says must not be remembered
     monkeypatch.setattr(measurement.sampler, "touch", lambda gpu: None)
