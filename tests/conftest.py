@@ -35,6 +35,11 @@ def pytest_xdist_auto_num_workers() -> int:
     return 1 + (os.cpu_count() or 1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the studies, which take longest, so that no processor waits for one at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/studies/"))
+
+
 def pytest_collection_finish() -> None:
     """Freeze the objects of imported modules, which the garbage collector would visit again and again."""
     gc.collect()

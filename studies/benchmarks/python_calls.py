@@ -41,6 +41,8 @@ SHORT, LONG = 8, 24
 """New tokens of the two generations whose difference is counted."""
 LIMITS = {"edge": 300, "cloud": 400}
 FIXED, PER_LAYER = 500, 15
+STATIONS = 35
+PRODUCT = ("edge_client/", "cloud_server/", "shared_hooks/", "protos/")
 
 Counts = dict[str, float]
 """``file:line name`` -> calls of one request or token."""
@@ -211,6 +213,22 @@ def layers(counted: list[dict[str, Counts]]) -> dict[str, float]:
     return {"fixed": first - before - 7 * behind, "behind": behind, "before": before}
 
 
+def stations(counts: Counts) -> dict[str, int]:
+    """Return how many files, classes and functions of the product one request or token passes. A function outside a
+    class counts as its module's; what runs only now and then, such as a sensor's thread, is left out.
+    """
+    found: dict[str, set[tuple[str, ...]]] = {"files": set(), "classes": set(), "functions": set()}
+    for name, count in counts.items():
+        file, _, rest = name.partition(":")
+        if count < 0.5 or not file.startswith(PRODUCT):
+            continue
+        function = rest.partition(" ")[2].partition(".<locals>")[0]
+        found["files"].add((file,))
+        found["classes"].add((file, function.rpartition(".")[0]))
+        found["functions"].add((file, function))
+    return {what: len(each) for what, each in found.items()}
+
+
 def _uninstall() -> None:
     threading.setprofile(None)
     sys.setprofile(None)
@@ -232,13 +250,21 @@ def measure(options: Options) -> Row:
         for what, sides in found.items()
         for side, counts in sides.items()
     ]
+    passed = {
+        what: {side: stations(counts) for side, counts in found[what].items()}
+        for what in ("a request", "a token, 8 blocks")
+    }
+    for what, sides in passed.items():
+        for side, each in sides.items():
+            note = f"{each['functions']} functions, in {each['files']} files"
+            lines.append(Line(f"classes and modules that {what} passes, {side}", each["classes"], "", STATIONS, note))
     parts = layers(counted)
     lines += [
         Line("Python calls of a token, both sides, without its layers", parts["fixed"], "", FIXED),
         Line("... of each layer behind the cut", parts["behind"], "", PER_LAYER),
         Line("... of each layer before it", parts["before"], "", PER_LAYER),
     ]
-    return Row(tuple(lines), {**found, "layers": parts})
+    return Row(tuple(lines), {**found, "layers": parts, "stations": passed})
 
 
 def main() -> int:
@@ -263,7 +289,8 @@ def main() -> int:
             for name, count in counts.items():
                 files[name.split(":")[0]] += count  # type: ignore[assignment]
             counts = dict(files)
-        print(f"{side}: {sum(counts.values()):.1f}")
+        passed = stations(found[side])
+        print(f"{side}: {sum(counts.values()):.1f}; {', '.join(f'{count} {what}' for what, count in passed.items())}")
         for name, count in sorted(counts.items(), key=lambda one: -one[1])[: arguments.top]:
             print(f"  {count:8.2f}  {name}")
     return 0
