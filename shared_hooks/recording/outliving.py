@@ -8,7 +8,6 @@ that each run a part of the model would have two states.
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import types
 from collections import deque
@@ -26,6 +25,7 @@ from shared_hooks.purity import Impure, source_of
 from shared_hooks.recording.kernels import KernelLog, facts_of, written_and_unread
 from shared_hooks.recording.trace import NEVER
 from shared_hooks.state import MISSING, PLAIN, PythonState, Reach, StateChange, agree, is_read
+from shared_hooks.state.reach import steps_of
 from shared_hooks.tensors import tensors_in
 
 # Which tensors of one run depend on its inputs, or on random numbers: a coarse analysis, by whole storages.
@@ -162,7 +162,7 @@ def is_unreachable(
 
 def _rebinds(code: types.CodeType, name: str) -> bool:
     """Return whether a function, or one inside it, assigns this name."""
-    binds = any(step.opname in _BINDS and step.argval == name for step in dis.get_instructions(code))
+    binds = any(step.opname in _BINDS and step.argval == name for step in steps_of(code))
     return binds or any(_rebinds(part, name) for part in code.co_consts if isinstance(part, types.CodeType))
 
 

@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -159,11 +159,33 @@ def names_in(function: types.FunctionType) -> frozenset[str]:
 
 
 _IDLE = ("CACHE", "SWAP", "ROT_TWO", "COPY", "DUP_TOP", "EXTENDED_ARG")
+_FAST = re.compile("(?:LOAD|STORE)_FAST")
+
+
+class Step(NamedTuple):
+    """An instruction of Python's bytecode, as in `dis.Instruction`."""
+
+    opname: str
+    argval: Any
+    argrepr: str
+
+
+def steps_of(code: types.CodeType) -> list[Step]:
+    """Return the instructions of code that do something. Those that Python 3.13 has made one (LOAD_FAST_LOAD_FAST) are
+    two again.
+    """
+    found = []
+    for step in dis.get_instructions(code):
+        if isinstance(step.argval, tuple) and len(each := _FAST.findall(step.opname)) == len(step.argval):
+            found += [Step(name, value, value) for name, value in zip(each, step.argval, strict=True)]
+        elif step.opname not in _IDLE:
+            found.append(Step(step.opname, step.argval, step.argrepr))
+    return found
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _accesses(code: _Same) -> tuple[frozenset[str], frozenset[str]]:
-    steps = [step for step in dis.get_instructions(code.code) if step.opname not in _IDLE]
+    steps = steps_of(code.code)
     read: set[str] = set()
     written: set[str] = set()
     for number, step in enumerate(steps):
@@ -181,13 +203,13 @@ def _accesses(code: _Same) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(read), frozenset(written)
 
 
-def _only_added_to(steps: list[dis.Instruction]) -> bool:
+def _only_added_to(steps: list[Step]) -> bool:
     """Return whether a load begins ``x.n += constant or name``, so that the value of x.n is used for nothing else."""
     if len(steps) < 4:
         return False
     load, operand, operation, last = steps[:4]
     return (
-        operand.opname in ("LOAD_CONST", "LOAD_FAST", "LOAD_SMALL_INT")
+        operand.opname in ("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_SMALL_INT")
         and ((operation.argrepr.endswith("=") and operation.opname == "BINARY_OP") or "INPLACE_" in operation.opname)
         and last.opname == "STORE_ATTR"
         and last.argval == load.argval
@@ -215,7 +237,7 @@ _MAKERS = frozenset({"__init__", "__post_init__"})
 @functools.lru_cache(maxsize=1 << 14)
 def _set_on_self(code: _Same) -> frozenset[str]:
     """Attributes that a function sets on its first argument only."""
-    steps = [step for step in dis.get_instructions(code.code) if step.opname not in _IDLE]
+    steps = steps_of(code.code)
     me = code.code.co_varnames[0] if code.code.co_argcount else None
     if any(step.opname in ("STORE_FAST", "DELETE_FAST") and step.argval == me for step in steps):
         return frozenset()

@@ -58,8 +58,10 @@ _LOOKS = """
     __rmatmul__ __rmod__ __rmul__ __ror__ __round__ __rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__
     __setattr__ __setitem__ __str__ __sub__ __torch_function__ __truediv__ __trunc__ __xor__
 """.split()  # fmt: skip
-Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise) | {"is_poison": True})
-Spare: type = type("Spare", (Poison,), {"is_poison": False})
+# torch takes an object for a generator if ``isinstance`` raises, and reads the memory behind its head: empty slots
+_EMPTY = tuple(f"_{number}" for number in range(8))
+Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise) | {"is_poison": True, "__slots__": _EMPTY})
+Spare: type = type("Spare", (Poison,), {"is_poison": False, "__slots__": ()})
 """Follows the poison in a list, which would be longer if that were read; no run needs to overwrite it."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import itertools
 import math
 import sys
@@ -19,10 +20,10 @@ from shared_hooks.errors import BadFrame
 from shared_hooks.metrics.measurement import NO_TIME, _energy
 from shared_hooks.metrics.records import Reading
 from shared_hooks.purity import is_pure
-from shared_hooks.state import Settings, agree, first_few
+from shared_hooks.state import PoisonRead, Settings, agree, first_few
 from shared_hooks.state.probes import probe_of
 from shared_hooks.state.python_state import Poison, remains
-from shared_hooks.state.reach import MISSING, Container
+from shared_hooks.state.reach import MISSING, Container, steps_of
 
 
 def test_bytes_of_a_form_are_elements_times_their_size() -> None:
@@ -82,6 +83,38 @@ def test_a_set_that_shrinks_has_changed() -> None:
 def test_poison_is_found_where_it_lies() -> None:
     assert remains(Poison()) and remains([{"a": (Poison(),)}])
     assert not remains([{"a": (1, "b")}]) and not remains(1)
+
+
+def test_torch_finds_nothing_in_poison_that_it_takes_for_a_generator() -> None:
+    """It takes an object for one if ``isinstance`` raises; what it read there ended a process on Python 3.13."""
+    with pytest.raises(SystemError) as caught:
+        torch.rand(8, generator=Poison())
+    assert isinstance(caught.value.__cause__, PoisonRead)
+
+
+def test_instructions_that_python_has_fused_are_two_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python 3.13 and 3.14 compile ``self, x = ...; self.a = x``, in whichever this is."""
+    found = [
+        ("STORE_FAST_STORE_FAST", ("self", "x"), "self, x"),
+        ("LOAD_FAST_BORROW_LOAD_FAST_BORROW", ("x", "self"), "x, self"),
+        ("STORE_ATTR", "a", "a"),
+        ("CACHE", None, ""),
+        ("LOAD_CONST", (1, 2), "(1, 2)"),
+    ]
+    monkeypatch.setattr(
+        dis,
+        "get_instructions",
+        lambda code: [SimpleNamespace(opname=name, argval=value, argrepr=text) for name, value, text in found],
+    )
+    names = [(step.opname, step.argval) for step in steps_of(test_poison_is_found_where_it_lies.__code__)]
+    assert names == [
+        ("STORE_FAST", "self"),
+        ("STORE_FAST", "x"),
+        ("LOAD_FAST", "x"),
+        ("LOAD_FAST", "self"),
+        ("STORE_ATTR", "a"),
+        ("LOAD_CONST", (1, 2)),
+    ]
 
 
 def test_a_generator_is_where_it_was_only_before_its_first_value_and_after_its_last() -> None:

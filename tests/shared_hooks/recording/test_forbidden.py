@@ -188,10 +188,20 @@ class Caught(Base):
         return values
 
 
+class Swapped(Base):
+    """Two names are assigned at once, which is one instruction since Python 3.13."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        self, values = values, self.first(values)  # type: ignore[assignment]
+        if self.cached:
+            self.kept = float(values.max())
+        return values
+
+
 class Found(Exception):
     cached = True
 
 
-@pytest.mark.parametrize("kind", [Described, Caught])
+@pytest.mark.parametrize("kind", [Described, Caught, Swapped])
 def test_what_is_no_flag_of_the_object_forbids_nothing(kind: type[Base]) -> None:
     assert not is_unreachable(kind.forward, "kept", [(kind, vars(kind()))], lambda name: False)
