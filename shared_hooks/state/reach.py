@@ -87,9 +87,12 @@ _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 def unwrapped(value: Any) -> Iterator[types.FunctionType]:
     """Yield the Python functions behind an attribute of a class or module, unwrapped from torch's decorators
-    (`torch.no_grad`), and from other libraries' if the function is not their own.
+    (`torch.no_grad`), and from other libraries' if the function is not their own. What evaluates annotations, since Python
+    3.14 a function that holds all of its class, does not count.
     """
     if isinstance(value, types.FunctionType):
+        if value.__code__.co_name == "__annotate__":
+            return
         yield value
         file = value.__code__.co_filename
         if is_installed(file):
