@@ -28,7 +28,7 @@ import tokenize
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 import torch
@@ -530,11 +530,18 @@ class _Identity:
         return isinstance(other, _Identity) and self.value is other.value
 
 
+def is_function(value: Any) -> TypeGuard[types.FunctionType]:
+    """Return whether an attribute of a class is a function of the class's own code. The one that evaluates annotations,
+    which Python makes since 3.14, and which holds all of its class, is not.
+    """
+    return isinstance(value, types.FunctionType) and value.__code__.co_name != "__annotate__"
+
+
 @functools.lru_cache(maxsize=4096)
 def _source_of_class(kind: Any, holds: tuple[_Identity, ...]) -> list[str]:
     if kind.__module__.partition(".")[0] == "torch":
         return []
-    functions = [value for value in vars(kind).values() if isinstance(value, types.FunctionType)]
+    functions = [value for value in vars(kind).values() if is_function(value)]
     forward = getattr(kind, "forward", None)
     if isinstance(forward, types.FunctionType) and forward not in functions:
         functions.append(forward)
@@ -568,7 +575,7 @@ def _unbound(value: Any) -> types.FunctionType | None:
     if isinstance(value, property):
         value = value.fget
     value = getattr(value, "__func__", value)  # a static method, or one of the class
-    return value if isinstance(value, types.FunctionType) else None
+    return value if is_function(value) else None
 
 
 def _source_of(function: types.FunctionType) -> str:

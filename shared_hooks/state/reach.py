@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from shared_hooks.modules import FUNCTIONS, Replacement, Shim
-from shared_hooks.modules.constants import cells
+from shared_hooks.modules.constants import cells, is_function
 from shared_hooks.modules.tables import is_opaque
 
 # Whether a file of Python code belongs to an installed library, or is its user's own.
@@ -87,12 +87,9 @@ _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 def unwrapped(value: Any) -> Iterator[types.FunctionType]:
     """Yield the Python functions behind an attribute of a class or module, unwrapped from torch's decorators
-    (`torch.no_grad`), and from other libraries' if the function is not their own. What evaluates annotations, since Python
-    3.14 a function that holds all of its class, does not count.
+    (`torch.no_grad`), and from other libraries' if the function is not their own.
     """
-    if isinstance(value, types.FunctionType):
-        if value.__code__.co_name == "__annotate__":
-            return
+    if is_function(value):
         yield value
         file = value.__code__.co_filename
         if is_installed(file):

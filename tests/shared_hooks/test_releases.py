@@ -13,6 +13,8 @@ from torch import nn
 
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import Disagreement
+from shared_hooks.modules.constants import code_digest
+from shared_hooks.state import PythonState
 
 
 def net() -> WrappedModel:
@@ -62,3 +64,28 @@ def test_settings_are_no_part_of_a_plan() -> None:
     with without_cudnn_attention():
         there = net().plan(x)
     assert there.digest == net().plan(x).digest
+
+
+class Annotated(nn.Module):
+    kept: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+def test_what_evaluates_annotations_since_python_3_14_is_no_code_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a function among a class's own, whose variables hold all of the class."""
+    before, here = code_digest(Annotated()), WrappedModel(Annotated()).environment()
+    __classdict__ = {"kept": [1]}
+
+    def __annotate__(form: int) -> dict[str, Any]:
+        return {"kept": __classdict__}
+
+    monkeypatch.setattr(Annotated, "__annotate_func__", __annotate__, raising=False)
+    model = Annotated()
+    assert (code_digest(model), WrappedModel(model).environment()) == (before, here)
+    assert not any("__classdict__" in place.name for place in PythonState(model).places)
