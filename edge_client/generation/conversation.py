@@ -11,6 +11,7 @@ import torch
 from edge_client.generation.generator import SplitGenerator
 from edge_client.generation.summary import Summary
 from shared_hooks.errors import InputMismatch, SpecError
+from shared_hooks.generation import state_name
 from shared_hooks.models import ModelSpec
 from shared_hooks.showing import short, summary_of
 
@@ -201,7 +202,7 @@ class Conversation:
         given = torch.tensor([ids], device=self.generator.client.device)
         options = dict(self._options)
         if state is not None:
-            options["past_key_values"] = state
+            options[state_name()] = state
         if write is not None:
             options["streamer"] = TextStream(self.words, write)
         if self.words.pad is not None:
@@ -213,7 +214,7 @@ class Conversation:
         except BaseException:
             self._state = None  # how far it got is unknown
             raise
-        self._state = getattr(output, "past_key_values", None)
+        self._state = getattr(output, state_name(), None)
         self._ids = output.sequences[0].tolist()
         answer = self.words.decode(self._ids[len(ids) :])
         self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]

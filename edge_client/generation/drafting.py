@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
+from shared_hooks.generation import is_state, state_in
 from shared_hooks.generation.ahead import NextCall, foresight
 from shared_hooks.modules import attach, put_replacement, running
 
@@ -515,8 +516,8 @@ def _read(ids: torch.Tensor, settings: Any, given: dict[str, Any]) -> int:
     if the ids are only new ones, which the longer attention mask shows. Raises InputMismatch if none are left.
     """
     try:
-        read = int(given["past_key_values"].get_seq_length())
-    except (KeyError, AttributeError, TypeError, ValueError):  # there is none, or it counts nothing
+        read = int(state_in(given).get_seq_length())
+    except (AttributeError, TypeError, ValueError):  # there is none, or it counts nothing
         return 0
     mask = given.get("decoder_attention_mask", None if "encoder_outputs" in given else given.get("attention_mask"))
     masked = getattr(settings, "_mask_length", -1) if mask is None else mask.shape[1]
@@ -683,7 +684,7 @@ class _Candidates:
         tokens = found.shape[1] - tip.ids.shape[1]
         if tokens < 2:  # only a guess
             return None
-        tip.kwargs["past_key_values"].crop(0)  # as after a step whose drafts were all accepted
+        state_in(tip.kwargs).crop(0)  # as after a step whose drafts were all accepted
         inputs = tip.then(found)
         logits = None if logits is None else logits[:, 1:]  # the first is not a draft
         self._ahead.append(_Ahead(found[:, : 1 - tokens or None], inputs, logits, sure[1:], assistant))
@@ -698,9 +699,8 @@ class _Candidates:
         before: dict[str, Any] | None = getattr(candidates, "assistant_kwargs", None)
         if before is not None:
             tip = self._ahead[-1].assistant if self._ahead else before
-            candidates.assistant_kwargs = {**(tip or before)}
-            if (state := candidates.assistant_kwargs.get("past_key_values")) is not None:
-                candidates.assistant_kwargs["past_key_values"] = copy.deepcopy(state)
+            own = {name: copy.deepcopy(value) for name, value in (tip or before).items() if is_state(value)}
+            candidates.assistant_kwargs = {**(tip or before), **own}
         try:
             self._source.set_length(candidates, most)
             found, logits = candidates.get_candidates(ids)

@@ -22,6 +22,7 @@ from edge_client.generation.drafting import Drafting, DraftSource, Measured, Pac
 from edge_client.generation.link import SessionLink
 from edge_client.serving.sampling import Chosen, Grammars, Sampling, SamplingProcessor
 from shared_hooks.errors import Cancelled, InputMismatch, ServerUnavailable, SpecError
+from shared_hooks.generation import state_name
 
 if TYPE_CHECKING:
     from edge_client.generation.heads import SharedHeads, TextHeads
@@ -287,7 +288,7 @@ class Chats:
 
         stopping = _Ends(len(prompt), take_token, wanted)
         given = torch.tensor([prompt], device=self.client.device)
-        options: dict[str, Any] = {} if state is None else {"past_key_values": state}
+        options: dict[str, Any] = {} if state is None else {state_name(): state}
         if self.words.pad is not None:
             options["pad_token_id"] = self.words.pad
         if ends:
@@ -312,7 +313,7 @@ class Chats:
             raise
         if not wanted():
             raise Cancelled("the request is not wanted any more")
-        _keep(seat, output.sequences[0].tolist(), getattr(output, "past_key_values", None))
+        _keep(seat, output.sequences[0].tolist(), getattr(output, state_name(), None))
         ended = stopping.is_stopped or bool(made and made[-1] in ends) or (grammar is not None and grammar.is_over)
         ids = tuple(made[:-1] if made and made[-1] in ends else made)
         chosen = tuple(choice.chosen[: len(ids)]) if choice is not None else tuple(map(Chosen, ids))

@@ -22,7 +22,7 @@ gates          ... where they meet: modules that are row-wise, blocks with a cac
 
 from shared_hooks.generation.asking import Need, needed
 from shared_hooks.generation.edge_session import EdgeLink, InProcess, StepLink, StepReply
-from shared_hooks.generation.hidden import is_state, register_state
+from shared_hooks.generation.hidden import is_state, register_state, state_in, state_name
 from shared_hooks.generation.middle import MiddleDecodingSession
 from shared_hooks.generation.remote_tensor import RemoteRead
 from shared_hooks.generation.session import DecodingSession, DecodingTail
@@ -43,4 +43,6 @@ __all__ = [
     "is_state",
     "needed",
     "register_state",
+    "state_in",
+    "state_name",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -94,6 +95,19 @@ is_state_class: Callable[[type], bool] = _is_state
 def is_state(value: Any) -> bool:
     """Return whether a value is an object that keeps tensors for the next call."""
     return is_state_class(type(value))
+
+
+def state_in(values: Mapping[str, Any]) -> Any:
+    """Return the state among a call's arguments or a result's entries; None if there is none. Its name differs between
+    models and releases of transformers.
+    """
+    return next((value for value in values.values() if is_state(value)), None)
+
+
+def state_name() -> str:
+    """Return the name by which ``generate()`` takes a state, and returns one: "cache" since transformers 5.24."""
+    results = importlib.import_module("transformers.generation.utils").GenerateDecoderOnlyOutput
+    return "cache" if "cache" in results.__dataclass_fields__ else "past_key_values"
 
 
 def is_part(cls: type) -> bool:

@@ -14,7 +14,7 @@ from edge_client.generation import SplitGenerator
 from edge_client.generation import drafting as drafts
 from edge_client.generation.drafting import Assistant, Constant, Drafting, DraftSource, FirstLayers, Lookup
 from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
-from shared_hooks.generation import SplitForward
+from shared_hooks.generation import SplitForward, state_in, state_name
 from shared_hooks.lifecycle import Event
 from studies.experiments.relay import Relay
 from tests.covering import crossed
@@ -323,3 +323,25 @@ def test_an_interruption_leaves_no_request_open(client: EdgeClient, monkeypatch:
             assert torch.equal(generator.generate(**asked), plain)
     finally:
         client.lifecycle.remove(requests)
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache_params", "cache"])
+def test_a_state_is_known_by_its_class_whatever_transformers_calls_it(name: str) -> None:
+    """Until it was, drafts read a prompt again into a state that had it, and wrote other tokens, in silence."""
+    from transformers import DynamicCache
+
+    state: Any = DynamicCache()
+    state.update(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2), 0)
+    ids = torch.zeros(1, 5, dtype=torch.long)
+    assert drafts._read(ids, None, {name: state, "attention_mask": torch.ones(1, 5)}) == 3
+    assert state_in({"input_ids": ids, name: state}) is state and state_in({"input_ids": ids}) is None
+
+
+def test_the_name_of_a_state_is_that_of_this_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.generation.utils import GenerateDecoderOnlyOutput as Results
+
+    assert state_name() in Results.__dataclass_fields__
+    monkeypatch.setattr(Results, "__dataclass_fields__", {"sequences": None, "cache": None})
+    assert state_name() == "cache"
+    monkeypatch.setattr(Results, "__dataclass_fields__", {"sequences": None, "past_key_values": None})
+    assert state_name() == "past_key_values"
