@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shared_hooks.generation import is_state
 from studies.generation.cases import Judge, Look, facts, places
 from studies.generation.forked import Tell
 from studies.generation.small import built
@@ -22,7 +23,7 @@ Mode = Callable[[Any, dict[str, Any]], Any]
 
 def reported(output: Any) -> dict[str, Any]:
     """An output of ``generate`` without its cache, whose tensors are partly elsewhere."""
-    kept = {name: value for name, value in output.items() if name != "past_key_values"}
+    kept = {name: value for name, value in output.items() if not is_state(value)}
     return {name: kept[name] for name in sorted(kept)}
 
 

@@ -15,7 +15,7 @@ import torch
 
 from edge_client.generation.heads import SharedHeads, TextHeads
 from shared_hooks import WrappedModel
-from shared_hooks.generation import DecodingTail, InProcess, SplitForward
+from shared_hooks.generation import DecodingTail, InProcess, SplitForward, state_in
 from tests.shared_hooks.generation.small import cut_of, make
 
 TEXTS, TOKENS = 4, 16
@@ -108,7 +108,7 @@ def test_what_goes_wrong_in_one_text_the_others_do_not_see() -> None:
     models = copies(make("llama"))
 
     def breaks(module: Any, args: Any, kwargs: Any) -> None:
-        if kwargs["past_key_values"].get_seq_length() == prompt(1).shape[1] + 5:
+        if state_in(kwargs).get_seq_length() == prompt(1).shape[1] + 5:
             raise ValueError("in the head")
 
     models[1].model.layers[0].self_attn.register_forward_pre_hook(breaks, with_kwargs=True)

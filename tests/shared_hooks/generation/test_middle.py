@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import BadFrame, CutRefused, SessionLost, UnknownLayer
-from shared_hooks.generation import DecodingTail, InProcess, SplitForward
+from shared_hooks.generation import DecodingTail, InProcess, SplitForward, state_name
 from shared_hooks.generation.middle import MiddleDecodingSession
 from shared_hooks.tensors import identical
 from tests.covering import crossed
@@ -105,7 +105,7 @@ def test_scores_and_hidden_states_of_every_part(name: str) -> None:
     details = {"return_dict_in_generate": True, "output_logits": True, "output_hidden_states": True}
     whole, found, _ = both(name, 3, rows=2, **details)
     assert whole.keys() == found.keys()
-    for part in whole.keys() - {"past_key_values"}:
+    for part in whole.keys() - {state_name()}:
         assert identical(whole[part], found[part]), part
 
 

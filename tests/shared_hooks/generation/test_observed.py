@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared_hooks.generation import DecodingTail, InProcess, SplitForward
+from shared_hooks.generation import DecodingTail, InProcess, SplitForward, state_name
 from shared_hooks.observers import ActivationStats, AttentionCapture, NonFiniteFound, NonFiniteGuard, TopTokens
 from tests.shared_hooks.generation.small import cut_of, make, prompt
 
@@ -22,7 +22,7 @@ def places(records: Any) -> list[tuple[int, str]]:
 
 def seen(records: Any) -> list[Any]:
     """But for the state among a model's outputs, of which each side has its own part."""
-    return [record for record in records if "past_key_values" not in str(getattr(record, "part", ""))]
+    return [record for record in records if state_name() not in str(getattr(record, "part", ""))]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["attached before the split", "attached within"])
