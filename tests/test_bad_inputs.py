@@ -129,7 +129,7 @@ EDGE: list[tuple[str, str]] = [
     ("layers --model wrong_shape.toml", "example.args[0].shape: expected sizes of at least 0"),
     ("layers --model wrong_dtype.toml", "Did you mean float32"),
     ("layers --model no_range.toml", "integers are drawn from [low, high), or give fill"),
-    ("layers --model does_not_fit.toml", "fails on its example: RuntimeError: mat1 and mat2 shapes"),
+    ("layers --model does_not_fit.toml", "fails on its example: RuntimeError: "),
     ("verify --model does_not_fit.toml", "(--example and --input say another)"),
     ("layers --model wrong_keyword.toml", "unexpected keyword argument 'y'"),
     ("layers --model no_example.toml", "no example input to plan on; give one with --"),
