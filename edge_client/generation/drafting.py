@@ -422,6 +422,8 @@ class Worth:
 
 
 _HOOKED = ("generate", "_get_candidate_generator", "prepare_inputs_for_generation")
+_LENGTH = "next_sequence_length"
+"""Tells `prepare_inputs_for_generation` how many tokens a state has not read; new in transformers 5.4."""
 
 
 class Drafting:
@@ -430,7 +432,8 @@ class Drafting:
     send the next drafts while earlier ones are verified, if measurements show that this pays; or a `Worth` that
     measures over several generations.
 
-    Raises InputMismatch for a model that is not transformers', and in ``generate()`` for several rows at once.
+    Raises InputMismatch for a model that is not transformers', or of a release before 5.4, and in ``generate()`` for
+    several rows at once.
     """
 
     def __init__(
@@ -444,6 +447,9 @@ class Drafting:
     ) -> None:
         if not all(hasattr(type(model), name) for name in _HOOKED):
             raise InputMismatch(f"{type(model).__name__} has no generate() of transformers that takes drafts")
+        mixin: Any = next((base for base in type(model).__mro__ if base.__name__ == "GenerationMixin"), None)
+        if mixin and _LENGTH not in inspect.signature(mixin.prepare_inputs_for_generation).parameters:
+            raise InputMismatch("drafts need transformers 5.4 or later: the one installed reads a state's tokens again")
         self.pace: Pace = Measured() if pace is None else pace
         self.tally = DraftTally()
         self._model = model

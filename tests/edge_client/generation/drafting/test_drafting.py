@@ -345,3 +345,14 @@ def test_the_name_of_a_state_is_that_of_this_release(monkeypatch: pytest.MonkeyP
     assert state_name() == "cache"
     monkeypatch.setattr(Results, "__dataclass_fields__", {"sequences": None, "past_key_values": None})
     assert state_name() == "past_key_values"
+
+
+def test_a_release_that_cannot_say_what_a_state_has_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With transformers 4.57 drafts wrote other tokens in a chat's second turn, in silence."""
+    from transformers import GenerationMixin
+
+    model = make("llama")
+    Drafting(model, Lookup(2))
+    monkeypatch.setattr(GenerationMixin, "prepare_inputs_for_generation", lambda self, input_ids, **more: more)
+    with pytest.raises(InputMismatch, match="transformers 5.4"):
+        Drafting(model, Lookup(2))
