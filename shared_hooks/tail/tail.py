@@ -208,13 +208,14 @@ class TailSession(Session):
             self.bounding = False
         if not self.modes:
             return
-        on_top: list[Any] = []
-        if only_on_top:
-            on_top = [*_get_current_function_mode_stack()[-1:], *_get_current_dispatch_mode_stack()[-1:]]
+        functions, dispatches = _get_current_function_mode_stack(), _get_current_dispatch_mode_stack()
+        there = [*functions[-1:], *dispatches[-1:]] if only_on_top else [*functions, *dispatches]
         for mode in list(self.modes):
-            if not only_on_top or mode in on_top:
+            if mode in there:
                 self.modes.remove(mode)
                 mode.__exit__(None, None, None)
+        if not only_on_top:
+            self.modes.clear()  # a run that was ended while torch had one off the stack has left it there
 
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

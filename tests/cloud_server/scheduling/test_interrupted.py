@@ -93,6 +93,34 @@ def test_ended_anywhere(model: str, fresh: bool) -> None:
         target.core.close()
 
 
+def test_ended_while_torch_has_a_mode_off_its_stack() -> None:
+    """Nothing puts it back then: the run that is ended must not take off what is not there."""
+    recording = [*record(READER, 1, 3)][-1]
+    target = Target((READER,))
+    thread, until = threading.get_ident(), target.core._executor._watchdog._until
+    places: list[str] = []
+
+    def line(frame: FrameType, event: str, _: Any) -> Any:
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and text == "_push_mode(old)" and thread in until and not places:
+            places.append(frame.f_code.co_name)
+            raise Overtime
+        return line
+
+    try:
+        assert target.honest(recording, 1) == ""
+        sys.settrace(line)
+        try:
+            wrong = target.honest(recording, 2)
+        finally:
+            sys.settrace(None)
+        assert places and "for more than" in wrong, wrong
+        assert not _get_current_function_mode_stack() and not _get_current_dispatch_mode_stack()
+        assert target.honest(recording, 3) == ""
+    finally:
+        target.core.close()
+
+
 def _forget(target: Target) -> None:
     """All recipes; a worker may still be at one, for the next request."""
     recipes = target.engines[0]._wrapped.recipes
