@@ -11,7 +11,7 @@ FIRST = 1024
 
 
 def free_port() -> int:
-    """A port of the loopback device on which nobody listens, below the ephemeral ports.
+    """A loopback port without a listener, below the ephemeral ports.
 
     A server that ends and comes back, or is never there, would else find another test's on its port now and then.
     """

@@ -198,10 +198,6 @@ def run_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         running.reset(token)
 
 
-Call = tuple[ModuleInfo, int]
-"""A call of a module: the module, and the number of the call; 0 where it is not counted."""
-
-
 class Session:
     """Runs a whole model: layers are numbered, timed and captured as requested."""
 
@@ -218,8 +214,8 @@ class Session:
         self.modules = modules
         self.measurement = measurement
         self.save = save
-        self.stack: list[Call] = []
-        """The calls in progress."""
+        self.stack: list[tuple[ModuleInfo, int]] = []
+        """The calls in progress: the module, and the number of its call; 0 where calls are not counted."""
         self.begun = 0
         """Counts calls as they begin: one during which none began is a layer."""
         self.counts: dict[str, int] = {}

@@ -102,7 +102,7 @@ def test_gradients_of_parameters_are_the_same() -> None:
 
 
 def test_a_gradient_belongs_to_its_own_forward() -> None:
-    """Backward in any order, after other forwards; nobody reports those that were not looked at."""
+    """Backward passes in any order, after other forwards; steps that are not observed have no record."""
     model = nn.Sequential(nn.Linear(4, 4))
     with GradientStats(["0"], every_n=2, full=True).attach(model) as stats:
         losses = [model(given(step)).sum() * (step + 1) for step in range(5)]

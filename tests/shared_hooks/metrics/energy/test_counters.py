@@ -229,3 +229,18 @@ def test_a_child_after_a_fork_samples_for_itself() -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_forwards_between_two_samples_share_a_window_and_its_levels() -> None:
+    one = Sampler()
+    one._sample()
+    now = time.perf_counter_ns()
+    window = one.window(now)
+    assert one.window(now + 5) is window
+    levels, until = window.levels(now + 1, now + 2)
+    assert until > now + 2 and window.levels(now + 3, now + 4)[0] is levels
+    assert window.levels(now + 3, until + 1)[0] is not levels, "beyond what the samples say"
+    earlier = one.window(now - 5)
+    assert earlier is not window and one.window(now) is earlier
+    one._sample()
+    assert one.window(now + 5) is not earlier
