@@ -57,5 +57,5 @@ def test_the_design_names_every_package() -> None:
 
 
 @pytest.mark.parametrize("name", edge_client.__all__)
-def test_what_the_edge_client_exports_is_there(name: str) -> None:
+def test_exports_of_edge_client_exist(name: str) -> None:
     assert getattr(edge_client, name) is not None

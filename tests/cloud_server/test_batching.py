@@ -159,7 +159,7 @@ def test_an_input_that_fails_fails_alone_and_goes_alone_for_a_while(world: World
     assert world.sizes(names, ids) == [2, 0, 2]
 
 
-def test_who_calls_himself_otherwise_each_time_spoils_two_batches_a_minute(world: World) -> None:
+def test_changing_client_ids_spoil_two_batches_a_minute_at_most(world: World) -> None:
     world.known(world.head(row(0)))
     bad = row(2)
     bad[0, 0] = WORDS + 5
@@ -196,7 +196,7 @@ def test_rows_count_and_one_of_too_many_goes_alone(world: World) -> None:
         torch.testing.assert_close(output, expected(world, row(0, rows)))
 
 
-def test_who_lies_of_its_cut_joins_nobody(world: World) -> None:
+def test_false_description_of_a_cut_is_not_batched(world: World) -> None:
     """It says that its inputs are larger than what crosses is of."""
     honest = world.head(row(0))
     world.known(honest)
@@ -211,7 +211,7 @@ def test_who_lies_of_its_cut_joins_nobody(world: World) -> None:
     assert world.reply("a", again[0]).batch_size == 2 and world.client("evil").answer(again[1]).failed is not None
 
 
-def test_bytes_that_were_altered_on_the_way_fail_and_nobody_else_does(world: World) -> None:
+def test_corrupted_request_fails_alone(world: World) -> None:
     early = world.head(row(0))
     world.known(early)
     names = ["a", "evil", "b"]
@@ -221,7 +221,7 @@ def test_bytes_that_were_altered_on_the_way_fail_and_nobody_else_does(world: Wor
     assert failure(world.client("evil"), ids[1])[0] == "BadFrame"
 
 
-def test_observers_and_those_who_want_it_exact_go_alone(world: World) -> None:
+def test_observed_and_exact_requests_are_not_batched(world: World) -> None:
     early = world.head(row(0))
     world.known(early)
     names = ["a", "looking", "b", "exact"]
@@ -241,7 +241,7 @@ def test_hooks_hear_of_each_request_by_itself(world: World) -> None:
     assert own == [(stage, id) for id in ids for stage in ("before_tail", "after_tail")]
 
 
-def test_one_that_is_cancelled_is_not_computed_and_the_others_are(world: World) -> None:
+def test_cancelled_request_is_left_out_of_its_batch(world: World) -> None:
     early = world.head(row(0))
     world.known(early)
     world.gate.close()
@@ -256,7 +256,7 @@ def test_one_that_is_cancelled_is_not_computed_and_the_others_are(world: World) 
     assert world.sizes("ac", [ids[0], ids[2]]) == [2, 2]
 
 
-def test_who_would_be_answered_too_late_by_the_batch_goes_first_and_alone(world: World) -> None:
+def test_request_that_would_miss_its_deadline_in_a_batch_goes_first(world: World) -> None:
     early = world.head(row(0))
     world.known(early)
     world.gate.close()
@@ -290,7 +290,7 @@ class TestQueue:
     def limits(self) -> Limits:
         return Limits(max_queue_size=2)
 
-    def test_one_more_than_may_wait_is_refused_by_name(self, world: World) -> None:
+    def test_request_beyond_the_queue_limit_is_refused(self, world: World) -> None:
         early = world.head(row(0))
         world.gate.close()
         hold = world.ask("holder", early)

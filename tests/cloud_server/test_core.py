@@ -37,7 +37,7 @@ class TestAnswers:
         assert bytes(result.data) == data[:size][::-1]
 
     @pytest.mark.parametrize(("takes", "inline"), [(0, False), (999, False), (1000, True), (1 << 31, True)])
-    def test_a_small_one_comes_in_its_header_to_who_takes_it(self, core: Core, takes: int, inline: bool) -> None:
+    def test_small_payload_arrives_in_its_header(self, core: Core, takes: int, inline: bool) -> None:
         client, data = CoreClient(core, greet=False), bytes(range(250)) * 4
         client.send(hello(inline_bytes=takes))
         client.ask(7, data)
@@ -348,7 +348,7 @@ class TestRepeatedIds:
                 client.answer(id)
             assert list(core.requests._answers._kept) == [("address test", "alice", 2), ("address test", "alice", 3)]
 
-    def test_other_clients_do_not_get_them(self, core: Core, engine: FakeEngine) -> None:
+    def test_stored_answers_are_private(self, core: Core, engine: FakeEngine) -> None:
         alice, bob = CoreClient(core), CoreClient(core, client_id="bob")
         alice.ask(1, b"abc")
         alice.answer(1)
@@ -361,7 +361,7 @@ def test_two_models_of_one_name() -> None:
         Core([FakeEngine(), FakeEngine()], SMALL)
 
 
-def test_what_may_succeed_later_is_computed_again_when_it_is_asked_again() -> None:
+def test_transient_failure_is_computed_again_on_resend() -> None:
     moods: list[Exception] = [errors.ServerUnavailable("not now")]
 
     def before(_: memoryview) -> None:

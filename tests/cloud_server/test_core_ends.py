@@ -102,7 +102,7 @@ class TestBounds:
             alice.ask(5, b"abc")
             assert alice.answer(5, 2).reply
 
-    def test_who_is_refused_again_and_again_waits(self) -> None:
+    def test_repeated_refusals_are_charged(self) -> None:
         """A flood that nothing is done for costs others time none the less."""
         gate = Gate()
         with Core([FakeEngine(gate)], SMALL) as core:

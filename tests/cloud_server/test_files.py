@@ -102,7 +102,7 @@ HOSTILE: list[tuple[tuple[torch.Tensor, ...], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
-def test_what_is_no_file_of_this_model_is_refused_by_name(client: CoreClient, number: int) -> None:
+def test_invalid_input_file_is_refused_by_name(client: CoreClient, number: int) -> None:
     tensors, changes, error = HOSTILE[number]
     result = send(client, 200 + number, *tensors, **changes)
     assert result.failed is not None and result.failed.error == error and not result.failed.retry
@@ -134,7 +134,7 @@ def tensor_file(*shape: int) -> torch.Tensor:
     ],
     ids=["png", "webp", "npy"],
 )
-def test_what_would_take_a_worker_long_is_refused_before_it_does(
+def test_expensive_input_file_is_refused_early(
     client: CoreClient, content: torch.Tensor, suffix: str, bound: str
 ) -> None:
     began = time.process_time()  # the server is in this process

@@ -141,7 +141,7 @@ def test_a_file_written_since_and_one_of_another_clock(tmp_path: Path) -> None:
     assert not written_since([tmp_path / "none"], 0.0)
 
 
-def test_everybody_weighs_the_same_unless_said() -> None:
+def test_default_weights_are_equal() -> None:
     assert Payer("account").weight == 1.0
 
 

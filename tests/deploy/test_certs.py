@@ -12,7 +12,7 @@ from cryptography import x509
 from deploy.certs import main
 
 
-def test_what_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "certs"
     assert main([str(folder)]) == 0
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -72,7 +72,7 @@ def test_the_bill_of_materials_names_what_imports_find_first() -> None:
 
 
 @pytest.mark.parametrize("side", ["cloud", "edge"])
-def test_whatever_a_dockerfile_copies_is_sent_to_the_engine(side: str) -> None:
+def test_copied_files_are_in_the_build_context(side: str) -> None:
     sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "deploy" / f"Dockerfile.{side}").read_text(), re.M)
     for name in " ".join(copied).split():
@@ -82,7 +82,7 @@ def test_whatever_a_dockerfile_copies_is_sent_to_the_engine(side: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["cloud", "edge"])
-def test_what_a_stage_has_copied_by_then_is_enough_for_pip(side: str, tmp_path: Path) -> None:
+def test_each_stage_copies_enough_for_pip(side: str, tmp_path: Path) -> None:
     """Each ``pip install .`` of the image reads the project from what the lines above it brought."""
     installs = 0
     for line in (ROOT / "deploy" / f"Dockerfile.{side}").read_text().replace("\\\n", " ").splitlines():

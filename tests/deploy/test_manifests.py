@@ -23,7 +23,7 @@ def kubernetes(name: str) -> Any:
     return yaml.safe_load((DEPLOY / "kubernetes" / "base" / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def test_whoever_stops_a_server_waits_until_it_has_drained() -> None:
+def test_stopping_waits_for_the_drain() -> None:
     least = Limits().drain_seconds + GRACE_SECONDS
     pod = kubernetes("deployment")["spec"]["template"]["spec"]
     args = pod["containers"][0]["args"]
@@ -56,13 +56,13 @@ def test_compose_of_before_version_2_takes_the_file() -> None:
     assert not {"name", "version"} & COMPOSE.keys()
 
 
-def test_what_both_sides_are_built_from_can_be_set() -> None:
+def test_base_images_are_build_arguments() -> None:
     for side in ("cloud", "edge"):
         arguments = re.findall(r"^ARG (\w+)", (DEPLOY / f"Dockerfile.{side}").read_text(encoding="utf-8"), re.M)
         assert COMPOSE["services"][side]["build"]["args"].keys() == set(arguments) - {"EXTRAS"}
 
 
-def test_what_selects_pods_selects_the_servers_and_nothing_else() -> None:
+def test_selectors_match_the_servers_only() -> None:
     """kustomize puts them into the Deployment's and the Service's; where they are written out, they are the same."""
     (made,) = yaml.safe_load((DEPLOY / "kubernetes" / "base" / "kustomization.yaml").read_text())["labels"]
     assert made["includeSelectors"]

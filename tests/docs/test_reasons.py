@@ -16,7 +16,7 @@ KNOWN = {"python": 3, "console": 7, "sh": 43}
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.where)
-def test_what_does_not_run_says_why(block: Block) -> None:
+def test_skipped_examples_give_a_reason(block: Block) -> None:
     reason = block.not_run or ""
     assert len(reason.split()) >= 3, "in words that tell a reader something"
     gone = [path for path in PATH.findall(reason) if not (ROOT / path).exists()]

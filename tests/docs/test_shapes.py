@@ -43,7 +43,7 @@ def test_times_may_differ_and_nothing_else(change: tuple[str, str], same: bool) 
         ("a ... a b c d", None),
     ],
 )
-def test_what_is_left_out(shown: str, places: list[tuple[int, int]] | None) -> None:
+def test_omissions(shown: str, places: list[tuple[int, int]] | None) -> None:
     assert match(shown.split(), list("abcd")) == places
 
 

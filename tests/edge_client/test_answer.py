@@ -25,14 +25,14 @@ def answer() -> Iterator[Answer]:
         yield client.infer(PICTURE)
 
 
-def test_it_is_shown_in_a_line_and_in_a_notebook(answer: Answer) -> None:
+def test_answer_is_shown_in_a_line_and_in_a_notebook(answer: Answer) -> None:
     assert "tensor(1x10 float32)" in repr(answer) and "best '1'" in repr(answer)
     text = read(answer._repr_html_())
     assert "edge compute" in text and "label" in text
     check(answer, Failure(3, "x" * 10_000, SpecError("y" * 10_000)))
 
 
-def test_what_a_label_says_is_text(answer: Answer) -> None:
+def test_labels_are_text(answer: Answer) -> None:
     other = copy.replace(answer) if hasattr(copy, "replace") else copy.copy(answer)
     object.__setattr__(other, "_result", [type(answer.result[0])(HOSTILE, 0, 0.5)])
     assert HOSTILE in read(other._repr_html_())
@@ -49,7 +49,7 @@ def test_a_result_that_fails_is_raised_where_it_is_asked_for(answer: Answer) -> 
         _ = other.result
 
 
-def test_a_copy_has_the_result_and_nobodys_code(answer: Answer) -> None:
+def test_pickled_answer_has_no_code(answer: Answer) -> None:
     other = pickle.loads(pickle.dumps(answer))  # noqa: S301
     assert other.result == answer.result and other.postprocess is None
     assert torch.equal(other.output, answer.output) and other.times == answer.times

@@ -61,7 +61,7 @@ def test_clients_that_allow_it_are_one_batch_and_each_has_its_own_rows(server: S
         torch.testing.assert_close(answer.output, Small()(x).detach())
 
 
-def test_who_wants_it_exact_goes_alone_and_has_the_models_own_bits(server: Served) -> None:
+def test_exact_request_is_not_batched(server: Served) -> None:
     with client(server) as one, client(server) as other, client(server, exact=True) as third:
         x = torch.randn(1, 8)
         answers = together(server, [(one, x, None), (other, x, None), (other, x, True), (third, x, None)])
@@ -71,7 +71,7 @@ def test_who_wants_it_exact_goes_alone_and_has_the_models_own_bits(server: Serve
         assert "batch" not in repr(answer)
 
 
-def test_what_a_witness_compares_is_exact(server: Served) -> None:
+def test_witnessed_request_is_exact(server: Served) -> None:
     with client(server, witness=1.0) as one, client(server) as other:
         answers = together(server, [(one, torch.randn(1, 8), None), (other, torch.randn(1, 8), None)])
     assert [answer.batch_size for answer in answers] == [1, 1]
@@ -127,9 +127,7 @@ def test_exact_requests_of_an_earlier_cut_run_on_to_nothing(server: Served, join
     assert torch.equal(answers[0].output, Small()(inputs[0]).detach())
 
 
-def test_one_whose_middle_part_is_refused_leaves_the_others_alone(
-    server: Served, joining: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_middle_part_fails_alone(server: Served, joining: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise CutRefused("not this way")
 

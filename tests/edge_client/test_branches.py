@@ -115,7 +115,7 @@ def test_a_group_of_modules_is_a_set(spec: ModelSpec) -> None:
         ([["right"]], SpecError, "expected"),
     ],
 )
-def test_what_is_none(spec: ModelSpec, split: str | list[str], error: type[Exception], text: str) -> None:
+def test_invalid_branch_cuts(spec: ModelSpec, split: str | list[str], error: type[Exception], text: str) -> None:
     with (
         served(spec) as address,
         EdgeClient(address, ModelChoice(spec, device="cpu"), ["right"]) as client,
@@ -124,7 +124,7 @@ def test_what_is_none(spec: ModelSpec, split: str | list[str], error: type[Excep
         client.infer(*INPUTS, split=split)
 
 
-def test_who_may_use_some_cuts_may_use_none_along_branches(spec: ModelSpec, tmp_path: Path) -> None:
+def test_caller_restricted_to_cuts_may_not_cut_along_branches(spec: ModelSpec, tmp_path: Path) -> None:
     token = new_token()
     path = tmp_path / "identities.toml"
     path.write_text(entry("alice", hash_of(token), None) + '\n[identities.alice]\ncuts = ["right", "right.2"]\n')

@@ -418,7 +418,7 @@ def test_the_next_server_knows_who_asked(spec: ModelSpec, identities: Path) -> N
         (None, "no token came"),
     ],
 )
-def test_what_is_forged_is_refused(spec: ModelSpec, identities: Path, signer: Signer | None, text: str) -> None:
+def test_forged_frames_are_refused(spec: ModelSpec, identities: Path, signer: Signer | None, text: str) -> None:
     trusting = Register(identities, trusted={"gateway": SECRET})
     with station(spec, register=trusting) as last:
         following = NextServer("next", (last.address,), signer=signer)
@@ -431,7 +431,7 @@ def test_what_is_forged_is_refused(spec: ModelSpec, identities: Path, signer: Si
         assert not last.counts["tails"]
 
 
-def test_a_server_that_trusts_nobody_takes_nobodys_word(spec: ModelSpec) -> None:
+def test_server_without_trusted_gateways_ignores_passports(spec: ModelSpec) -> None:
     with station(spec) as last:
         following = NextServer("next", (last.address,), signer=Signer("gateway", SECRET))
         with (
@@ -539,7 +539,7 @@ def test_a_server_drains_what_it_has_handed_on(spec: ModelSpec) -> None:
         assert stations[0].core.wait_idle(PATIENCE)
 
 
-def test_what_a_model_raises_behind_a_hop_comes_back(spec: ModelSpec) -> None:
+def test_model_error_behind_a_hop_is_raised(spec: ModelSpec) -> None:
     with chained(spec, 2) as stations, client_of(stations, spec, ["stem", "two"]) as client:
         with pytest.raises(IsthmusError) as caught:
             client.infer(torch.zeros(1, 3, 8))
@@ -675,7 +675,7 @@ def test_verify_says_what_differs_and_what_fails(spec: ModelSpec, monkeypatch: p
 
 @pytest.mark.parametrize("servers", range(1, 6))
 @pytest.mark.parametrize("count", range(1, 9))
-def test_what_is_verified_has_every_layer_first_and_last(servers: int, count: int) -> None:
+def test_verified_cuts_include_first_and_last_layers(servers: int, count: int) -> None:
     layers = [(number - 1, f"layer{number}") for number in range(count)]
     found = chains_of(layers, servers)
     assert all(len(cuts) == servers == len({*cuts}) and list(cuts) == sorted(cuts) for _, cuts in found)

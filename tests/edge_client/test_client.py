@@ -427,7 +427,7 @@ def test_times_that_no_wait_can_take_are_refused(seconds: float) -> None:
             client.infer_many([image()], deadline=seconds, failures="return")
 
 
-def test_what_may_change_last_bits_is_a_reason_why_they_are_not_promised(caplog: pytest.LogCaptureFixture) -> None:
+def test_possible_last_bit_changes_are_stated(caplog: pytest.LogCaptureFixture) -> None:
     """And no note, which has no effect at all."""
     reported = {
         "notes": ["norm: groups: client 1, server has none"],

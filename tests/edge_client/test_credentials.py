@@ -58,7 +58,7 @@ def test_where_the_token_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             Credentials(token_file=file).read_token()
 
 
-def test_what_does_not_go_together(tmp_path: Path) -> None:
+def test_contradictory_credentials(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="a certificate needs its key"):
         Credentials(certificate="edge.pem")
     with pytest.raises(SpecError, match="a token and a file of one"):
@@ -82,7 +82,7 @@ def test_every_command_that_connects_takes_them() -> None:
         assert credentials_of(make_parser().parse_args(command)) == Credentials()
 
 
-def test_nobody_there_is_not_for_tls_to_explain(tmp_path: Path) -> None:
+def test_unreachable_server_is_not_reported_as_a_tls_error(tmp_path: Path) -> None:
     assert why_not(f"127.0.0.1:{free_port()}", Credentials(ca=certificates.ca_file(tmp_path))) is None
 
 

@@ -11,7 +11,7 @@ from edge_client.dial import is_loopback
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_nobody_else_opens_a_channel() -> None:
+def test_channels_are_opened_in_one_place() -> None:
     files = [path for folder in ("edge_client", "deploy") for path in (ROOT / folder).rglob("*.py")]
     found = [path.name for path in files if "secure_channel(" in path.read_text()]
     assert found == ["dial.py"]

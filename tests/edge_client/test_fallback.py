@@ -81,7 +81,7 @@ def test_where_nobody_listens_a_request_waits_a_second_and_not_its_patience(monk
         client.infer(image())
 
 
-def test_nobody_waits_twice_for_a_server_that_is_gone_and_its_return_is_noticed() -> None:
+def test_lost_server_delays_one_request_and_its_return_is_noticed() -> None:
     port = free_port()
     with make_client(f"127.0.0.1:{port}", patience=0.3) as client:
         first = client.infer(image())

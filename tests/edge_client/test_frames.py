@@ -68,7 +68,7 @@ def test_frames_of_another_size_are_key_frames(server: Served) -> None:
             assert one.infer(torch.randn(rows, 8)).output.shape == (rows, 8)
 
 
-def test_what_was_not_learnt_goes_raw(server: Served) -> None:
+def test_unlearnt_tensor_is_sent_raw(server: Served) -> None:
     with EdgeClient(server.address, server.spec, split="first", codec="frames") as one:
         frame = frames(1)[0]
         assert torch.equal(one.infer(frame).output, one.wrapped.whole(frame))

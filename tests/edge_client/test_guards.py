@@ -43,7 +43,7 @@ def test_a_codec_is_given_up_when_it_is_surely_worse_and_not_when_it_may_be() ->
 
 
 @pytest.mark.parametrize(("sends", "retry", "taught"), [(1, 0.0, 1), (2, 0.0, 0), (1, 0.5, 0)])
-def test_what_was_sent_again_teaches_no_choice_of_codecs(sends: int, retry: float, taught: int) -> None:
+def test_resent_request_teaches_no_codec_choice(sends: int, retry: float, taught: int) -> None:
     """Its time holds more than the way of these bytes."""
     reported: list[Any] = []
     receiver = Receiver.__new__(Receiver)

@@ -175,7 +175,7 @@ def _right(model: nn.Module, client: LightClient, cuts: list[str], *tensors: tor
 
 @pytest.mark.parametrize("kind", [Branches, Counts, Chooses, Compares, Lists])
 @pytest.mark.parametrize("every", [True, False])
-def test_what_python_reads_crosses_too(kind: type[nn.Module], every: bool, tmp_path: Path) -> None:
+def test_values_read_by_python_cross(kind: type[nn.Module], every: bool, tmp_path: Path) -> None:
     mask = torch.ones(4, dtype=torch.bool) if every else MASK
     model = kind().eval()
     with reading(kind, mask, tmp_path) as (client, cuts):

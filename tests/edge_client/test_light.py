@@ -60,7 +60,7 @@ def of(names: tuple[str, ...], loaded: list[str]) -> list[str]:
     return [module for module in loaded if any(module == name or module.startswith(f"{name}.") for name in names)]
 
 
-def test_what_a_client_and_a_run_load() -> None:
+def test_modules_loaded_by_client_and_run() -> None:
     image = "shared_hooks/models/digits/images/0011_label1.png"
     client, run = python(STEPS, *("run", "--model", "digits", "--split", "edge-only", "--input", image))
     assert of(NOT_FOR_A_CLIENT, client) == []

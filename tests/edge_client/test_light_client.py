@@ -104,7 +104,7 @@ def test_arrays_by_place_and_by_name(server: str, heads: Path, images: list[np.n
                 client.infer(*args, **kwargs)
 
 
-def test_auto_takes_one_that_there_is(server: str, heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+def test_auto_takes_an_available_head(server: str, heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
     with LightClient(server, heads, "auto") as client:
         answer = client.infer(images[0])
         assert answer.split in CUTS and client.split == answer.split
@@ -185,7 +185,7 @@ def test_a_manifest_that_points_outside(heads: Path, tmp_path: Path) -> None:
         HeadFolder(folder)
 
 
-def test_what_cannot_be_chosen(server: str, heads: Path) -> None:
+def test_invalid_choices(server: str, heads: Path) -> None:
     with pytest.raises(UnknownLayer, match="no head of"):
         LightClient(server, heads, "nope")
     with pytest.raises(SpecError, match="several heads"):

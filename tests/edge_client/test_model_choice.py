@@ -45,7 +45,7 @@ def test_the_spec_of_a_choice() -> None:
         ModelChoice(torch.nn.Identity()).spec()
 
 
-def test_what_is_no_choice_yet_becomes_one() -> None:
+def test_model_choice_is_made_of_other_forms() -> None:
     choice, spec = ModelChoice("digits", device="cpu"), load_spec("digits")
     assert ModelChoice.of(choice) is choice and ModelChoice.of(spec) == ModelChoice(spec)
 

@@ -58,7 +58,7 @@ def expected(items: list[InputItem]) -> list[torch.Tensor]:
 
 
 class TestEverythingHere:
-    def test_needs_no_server_and_asks_none(self, items: list[InputItem], expected: list[torch.Tensor]) -> None:
+    def test_edge_only_needs_no_server(self, items: list[InputItem], expected: list[torch.Tensor]) -> None:
         spec = load_spec("digits")
         for server in (None, "127.0.0.1:1"):
             with EdgeClient(server, ModelChoice(spec, device="cpu"), "edge-only") as client:

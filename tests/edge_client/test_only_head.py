@@ -169,7 +169,7 @@ def test_an_unknown_layer(tmp_path: Path, layer: int | str) -> None:
         ({"split": "edge-only"}, 'split="edge-only" runs the whole model here'),
     ],
 )
-def test_what_needs_the_whole_model(options: dict[str, Any], says: str) -> None:
+def test_operations_that_need_the_whole_model(options: dict[str, Any], says: str) -> None:
     with pytest.raises(SpecError, match=says):
         EdgeClient("127.0.0.1:1", ModelChoice("digits", only_head="stem.0"), **options)
 

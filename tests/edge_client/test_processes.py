@@ -227,7 +227,7 @@ Newer.__name__ = Newer.__qualname__ = nn.BatchNorm2d.__name__
 Newer.__module__ = nn.BatchNorm2d.__module__
 
 
-def test_what_another_release_of_torch_keeps_is_a_note(server: CloudProcess, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_of_another_torch_release_is_a_note(server: CloudProcess, caplog: pytest.LogCaptureFixture) -> None:
     other = load_spec("digits").load_model("cpu")
     norms = [module for module in other.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:

@@ -8,7 +8,7 @@ from edge_client import user_text
 from shared_hooks.errors import SpecError
 
 
-def test_what_people_write_is_understood() -> None:
+def test_units_as_people_write_them() -> None:
     assert user_text.size("--x", "64MiB") == 64 * 2**20
     assert user_text.size("--x", "1.5 kB") == 1500
     assert user_text.size("--x", "12") == 12

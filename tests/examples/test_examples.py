@@ -117,7 +117,7 @@ def test_a_web_service(monkeypatch: pytest.MonkeyPatch) -> None:
             assert client.post("/predict", content=b"", headers={"content-length": f"{1 << 40}"}).status_code == 413
 
 
-def test_a_service_cancels_what_nobody_waits_for() -> None:
+def test_service_cancels_abandoned_requests() -> None:
     service = runpy.run_path(str(EXAMPLES["fastapi_service"]))
     heard: list[str] = []
 

@@ -32,7 +32,7 @@ def test_wherever_it_stands(name: str) -> None:
 
 @settings(max_examples=50)
 @given(st.binary(max_size=40))
-def test_what_the_generated_code_takes_is_taken_alike_or_refused(data: bytes) -> None:
+def test_parser_agrees_with_generated_code_or_refuses(data: bytes) -> None:
     try:
         found = name_of(data)
     except DecodeError:
@@ -54,6 +54,6 @@ def test_what_the_generated_code_takes_is_taken_alike_or_refused(data: bytes) ->
     ],
     ids=["cut off", "no text", "a group", "no length", "too many"],
 )
-def test_what_is_no_message_is_refused(data: bytes, says: str) -> None:
+def test_invalid_message_is_refused(data: bytes, says: str) -> None:
     with pytest.raises(DecodeError, match=says):
         name_of(data)

@@ -66,7 +66,7 @@ def test_a_slip_is_one_line(words: list[str], said: str, capsys: pytest.CaptureF
     assert ended.value.code == 2 and said in line
 
 
-def test_what_is_written_twice_is_the_same() -> None:
+def test_repeated_option_is_accepted_if_equal() -> None:
     assert tuple(ALL_CODECS) == CODECS
     assert ALL_HIDDEN_CODECS == HIDDEN_CODECS
     assert f"after SIGTERM; default {Limits.drain_seconds:g}" in " ".join(cloud.parser().format_help().split())

@@ -25,7 +25,7 @@ def test_a_file_is_replaced_and_keeps_its_mode(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["profile.json"]
 
 
-def test_what_is_interrupted_leaves_what_was_there(tmp_path: Path) -> None:
+def test_interrupted_write_keeps_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     file.write_text("before")
 
@@ -94,6 +94,6 @@ def test_a_file_that_is_mounted_is_written_in_place(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["missing/file", "."])
-def test_what_cannot_be_written(tmp_path: Path, name: str) -> None:
+def test_unwritable_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecError, match="cannot be written"):
         write_text(tmp_path / name, "text")

@@ -50,7 +50,7 @@ def test_a_users_own_code_is_not() -> None:
     assert not is_installed("/home/somebody/my-site-packages-notes/model.py")
 
 
-def test_what_pip_put_into_a_folder_is_and_what_lies_beside_is_not(tmp_path: Path) -> None:
+def test_packages_installed_into_a_folder_are_recognised(tmp_path: Path) -> None:
     """As ``pip install --target libs``."""
     _record(tmp_path, "thing", "thing/__init__.py", "thing/deep/part.py", "single.py")
     assert is_installed(str(tmp_path / "thing" / "deep" / "part.py"))
@@ -59,7 +59,7 @@ def test_what_pip_put_into_a_folder_is_and_what_lies_beside_is_not(tmp_path: Pat
     assert not is_installed(str(tmp_path / "thing" / "mine.py"))
 
 
-def test_what_is_installed_to_be_edited_is_its_authors_own(tmp_path: Path) -> None:
+def test_editable_installation_counts_as_the_users_code(tmp_path: Path) -> None:
     """The record lists a pointer to the sources, or stands beside them and has no list (``.egg-info``)."""
     (tmp_path / "src" / "thing.egg-info").mkdir(parents=True)
     (tmp_path / "src" / "thing.egg-info" / "SOURCES.txt").write_text("thing/__init__.py\n")

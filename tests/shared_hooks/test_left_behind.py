@@ -358,7 +358,7 @@ def cuts(model: WrappedModel, rows: int) -> list[bool]:
     return [layer.can_split for layer in model.layers]
 
 
-def test_what_is_set_again_is_no_state_but_for_a_path_that_reads_it_first() -> None:
+def test_attribute_reset_by_each_run_is_no_state_unless_read_first() -> None:
     for order in ((2, 3, 2), (3, 2, 3)):
         model = WrappedModel(Last().eval())
         for rows in order:
@@ -373,7 +373,7 @@ def test_a_list_made_again_is_no_state_but_one_that_continues_is() -> None:
     assert not any(cuts(WrappedModel(KeptList().eval()), 2))
 
 
-def test_what_a_modules_init_sets_is_not_set_in_a_forward() -> None:
+def test_attribute_set_in_init_is_not_set_by_forward() -> None:
     assert all(cuts(WrappedModel(Maps().eval()), 2))
     assert all(cuts(WrappedModel(MakesSizes().eval()), 2))
     assert not any(cuts(WrappedModel(SetsSizes().eval()), 2))
@@ -381,7 +381,7 @@ def test_what_a_modules_init_sets_is_not_set_in_a_forward() -> None:
 
 
 @pytest.mark.parametrize("kind", [Grows, Doubles, Configured, ToItsDevice])
-def test_what_no_forward_sets_is_no_state(kind: type[Base]) -> None:
+def test_attribute_never_set_by_forward_is_no_state(kind: type[Base]) -> None:
     torch.manual_seed(0)
     model = kind().eval()
     edge = WrappedModel(model)
@@ -393,7 +393,7 @@ def test_what_no_forward_sets_is_no_state(kind: type[Base]) -> None:
 
 
 @pytest.mark.parametrize("kind", [GrowsByData, GrowsByName, DoublesSelf, Reconfigured])
-def test_what_a_forward_sets_from_data_is_state(kind: type[Base]) -> None:
+def test_attribute_set_from_data_is_state(kind: type[Base]) -> None:
     assert not any(cuts(WrappedModel(kind().eval()), 2))
 
 
@@ -432,7 +432,7 @@ def test_a_note_of_what_the_first_forward_wrote_does_not_stay_alone(kind: type[R
 
 
 @pytest.mark.parametrize("kind", [Membrane, BufferSetAgain, SetsEntries])
-def test_what_each_run_sets_again_is_no_state_whatever_ran_before(kind: type[Base]) -> None:
+def test_attribute_reset_by_each_run_is_no_state_after_other_runs(kind: type[Base]) -> None:
     def build() -> Base:
         torch.manual_seed(0)
         return kind().eval()
@@ -453,7 +453,7 @@ def test_what_each_run_sets_again_is_no_state_whatever_ran_before(kind: type[Bas
         KeepsPotential, AnotherPathByShape, ScalesByShape, SetsOneEntry, CountsEntries, Appends, Queues,
     ],
 )  # fmt: skip
-def test_what_hangs_on_the_last_run_is_state(kind: type[Base]) -> None:
+def test_attribute_depending_on_the_last_run_is_state(kind: type[Base]) -> None:
     assert not any(cuts(WrappedModel(kind().eval()), 3))
 
 
@@ -541,14 +541,14 @@ class FillsRarely(FillsPastCounters):
 
 
 @pytest.mark.parametrize("kind", [FillsOnce, FillsPastCounters, PutsOther, FillsByData])
-def test_what_is_filled_from_the_first_input_is_refused(kind: type[FillsOnce]) -> None:
+def test_attribute_filled_from_the_first_input_is_refused(kind: type[FillsOnce]) -> None:
     model = WrappedModel(kind().eval())
     before = copy.deepcopy(model.model.state_dict())
     assert not any(cuts(model, 2))
     assert all(torch.equal(one, before[name]) for name, one in model.model.state_dict().items())
 
 
-def test_what_is_written_past_counters_on_a_path_of_its_own_is_put_back() -> None:
+def test_writes_past_version_counters_are_restored() -> None:
     edge, cloud = (WrappedModel(FillsRarely().eval()) for _ in range(2))
     edge.model.load_state_dict(cloud.model.state_dict())
     edge.plan(-torch.ones(2, 8))

@@ -130,7 +130,7 @@ Newer.__module__ = nn.BatchNorm2d.__module__
 
 
 @pytest.mark.parametrize("swap", [False, True])
-def test_what_one_release_alone_has_is_a_note_unless_it_may_change_results(swap: bool) -> None:
+def test_attribute_of_one_release_is_a_note_unless_it_may_matter(swap: bool) -> None:
     def both(groups: int) -> tuple[Mapping[Fact, str], Mapping[Fact, str]]:
         found = facts(nn.Sequential(nn.BatchNorm2d(2))), facts(nn.Sequential(Newer(2, groups)))
         return found[::-1] if swap else found
@@ -183,7 +183,7 @@ def scaled(kind: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
 
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("kind", [Scaled, Optional, Reader])
-def test_what_others_than_torch_set_is_a_difference_on_one_side_alone(kind: type[nn.Module], swap: bool) -> None:
+def test_attribute_set_by_others_on_one_side_is_a_difference(kind: type[nn.Module], swap: bool) -> None:
     one, other = scaled(kind)
     x = torch.ones(1, 1, 2, 2)
     assert not torch.equal(one(x), other(x))
@@ -238,7 +238,7 @@ def of_base(factor: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("what", ["factor", "helper", "alone", "reported"])
-def test_what_a_class_inherits_is_its_code(what: str) -> None:
+def test_inherited_methods_are_code(what: str) -> None:
     def made(factor: int) -> nn.Module:
         base: Any = type(of_base(factor))
         kept: Any = type("Base", (nn.Module,), {what: vars(base)[what], "__module__": __name__})
@@ -405,7 +405,7 @@ def test_a_strangers_facts_make_no_more_of_it_than_the_own_ones() -> None:
 
 
 @pytest.mark.parametrize("sort", [SET, USUAL])
-def test_what_is_reported_has_bounds_before_it_is_made(sort: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_bounded_before_they_are_built(sort: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the names and values of a stranger, and however many."""
     made: list[int] = []
 
@@ -441,7 +441,7 @@ def test_hostile_bytes(data: bytes, error: type[Exception]) -> None:
         decode(data)
 
 
-def test_what_cannot_go_over_the_wire_is_not_sent() -> None:
+def test_unsendable_values_are_not_sent() -> None:
     assert encode({(SET, "a\x1e", "b"): "c"}) is None
     assert encode({(SET, str(number), ""): "" for number in range(MAX_ENTRIES + 1)}) is None
     data = encode({(SET, "a", ""): "\u20ac" * (MAX_TEXT // 3 - 3)})
@@ -468,7 +468,7 @@ class Wrapping(nn.Module):
         return 2 * x
 
 
-def test_what_a_release_of_torch_says_of_a_wrapped_method_is_no_code_of_the_models() -> None:
+def test_wrapper_attributes_of_torch_are_not_model_code() -> None:
     texts = "\n".join(constants._source(Wrapping))
     assert inspect.getsource(nn.Module.cuda) not in texts
     assert "return super().cuda(device)" in texts and "return 2 * x" in texts
@@ -489,7 +489,7 @@ class Remembering(nn.Module):
         return self.factor * x if self.knows() else x
 
 
-def test_what_a_class_keeps_in_passing_is_no_code() -> None:
+def test_caches_of_a_class_are_not_code() -> None:
     constants._source_of_class.cache_clear()
     before = constants._source(Remembering)
     Remembering()(torch.ones(2))
@@ -624,7 +624,7 @@ class Plain(nn.Module):
 
 
 @given(st.recursive(st.integers() | st.text() | st.none(), lambda one: st.dictionaries(st.text(), one) | st.lists(one)))
-def test_whatever_a_module_holds_goes_over_the_wire(held: Any) -> None:
+def test_any_attribute_can_be_sent(held: Any) -> None:
     found = WrappedModel(Plain(held)).manifest()
     data = encode(found)
     assert data is None or decode(data) == found
@@ -727,7 +727,7 @@ def test_a_word_of_one_side_alone_or_that_no_code_reads_is_no_difference() -> No
     assert sorted(line.split(": ")[1] for line in found.notes) == ["mode"]
 
 
-def test_what_stands_in_place_of_a_method_is_a_difference() -> None:
+def test_replaced_method_is_a_difference() -> None:
     model = Chooses()
     model.forward = lambda x: x  # type: ignore[method-assign]
     assert any("forward" in line for line in compare(facts(model), facts(Chooses())).differences)

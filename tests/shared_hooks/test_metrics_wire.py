@@ -87,7 +87,7 @@ layers_metrics = st.tuples(shapes, numbers, numbers, st.lists(readings, min_size
 
 
 @given(st.lists(layers_metrics, max_size=4), readings, st.none() | numbers)
-def test_what_comes_out_is_what_went_in(layers: list[LayerMetrics], reading: Reading, cpu_ns: int | None) -> None:
+def test_records_survive_the_wire(layers: list[LayerMetrics], reading: Reading, cpu_ns: int | None) -> None:
     if cpu_ns is None:
         layers = [replace(one, cpu_ns=None) for one in layers]
     forward = ForwardMetrics(10, 7, cpu_ns, reading, NOT_SAMPLED, reading)
@@ -96,7 +96,7 @@ def test_what_comes_out_is_what_went_in(layers: list[LayerMetrics], reading: Rea
     assert whole(reply) == forward
 
 
-def test_what_layers_share_travels_once() -> None:
+def test_shared_values_are_sent_once() -> None:
     shared = Reading.unavailable("no energy meter: RAPL: no permission to read a file with a long name")
     layers = [LayerMetrics(i, str(i), "ReLU", 1, 0, (), 1, shared, shared, cpu_utilisation=shared) for i in range(50)]
     reply = sent(layers, None)

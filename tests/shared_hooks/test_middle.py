@@ -152,7 +152,7 @@ def pair() -> tuple[WrappedModel, EarlyOutput]:
     return wrapped, wrapped.forward(torch.rand(1, 1, 32, 32), end="stage2.0")
 
 
-def test_where_it_begins_it_ends_at_once(pair: tuple[WrappedModel, EarlyOutput]) -> None:
+def test_empty_middle_part(pair: tuple[WrappedModel, EarlyOutput]) -> None:
     wrapped, early = pair
     assert wrapped.forward(early, end=early.layer_name) is early
     assert wrapped.forward(early, start=early.layer_id, end=early.layer_id) is early
@@ -167,7 +167,7 @@ def test_where_it_begins_it_ends_at_once(pair: tuple[WrappedModel, EarlyOutput])
         ("stage1.0.conv1", "stage3.0.conv1", UnknownLayer, "was cut at"),
     ],
 )
-def test_what_is_no_middle_is_refused_by_name(
+def test_invalid_middle_part_is_refused_by_name(
     pair: tuple[WrappedModel, EarlyOutput], start: str | None, end: str, error: type[Exception], said: str
 ) -> None:
     wrapped, early = pair
@@ -175,7 +175,7 @@ def test_what_is_no_middle_is_refused_by_name(
         wrapped.forward(early, start=start, end=end)
 
 
-def test_it_takes_an_early_output(pair: tuple[WrappedModel, EarlyOutput]) -> None:
+def test_middle_part_takes_an_early_output(pair: tuple[WrappedModel, EarlyOutput]) -> None:
     with pytest.raises(InputMismatch, match="takes an EarlyOutput"):
         pair[0].forward(torch.rand(1, 1, 32, 32), start="stage1.0.conv1", end="stage3.0.conv1")
 
@@ -243,7 +243,7 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("number", ["0", "01", "-1", "x", "\uff12", "9" * 5000, "3", ""])
-def test_what_is_no_number_of_a_call_is_no_layer(number: str) -> None:
+def test_invalid_call_number_is_no_layer(number: str) -> None:
     wrapped, x = WrappedModel(Named(("a",)).eval()), torch.randn(2, 4)
     wrapped.plan(x)
     with pytest.raises(UnknownLayer):

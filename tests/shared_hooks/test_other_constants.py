@@ -259,7 +259,7 @@ def test_a_key_that_is_an_objects_identity_is_none(monkeypatch: pytest.MonkeyPat
     assert compare(one_side(), one_side()).differences == ()
 
 
-def test_what_runs_leave_is_none() -> None:
+def test_values_left_by_runs_are_no_constants() -> None:
     torch.manual_seed(0)
     one = Notes()
     torch.manual_seed(0)
@@ -455,7 +455,7 @@ def test_a_function_that_no_forward_loads_may_be_another(tmp_path: Path, monkeyp
     assert seen(one, other) == ()
 
 
-def test_what_a_machine_has_may_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_properties_may_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "around", None)
     use = "2.0 if C.device and C.folder and C.release and not C.has_gpu else 2.0"
     one, other = (
@@ -503,9 +503,7 @@ def test_lists_and_dictionaries_that_hold_themselves() -> None:
     assert seen(Rings(), Rings()) == ()
 
 
-def test_what_code_counts_in_a_class_or_a_module_of_its_own_is_no_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counters_of_a_class_or_module_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "around", None)
     around = (
         "class C: seen = {}\nm = types.ModuleType('m')\nm.sizes = []\n"

@@ -77,7 +77,7 @@ class Annotated(nn.Module):
         return self.second(self.first(x))  # type: ignore[no-any-return]
 
 
-def test_what_evaluates_annotations_since_python_3_14_is_no_code_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_annotate_function_of_python_3_14_is_not_model_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a function among a class's own, whose variables hold all of the class."""
     before, here = code_digest(Annotated()), WrappedModel(Annotated()).environment()
     __classdict__ = {"kept": [1]}

@@ -37,7 +37,7 @@ def shares_of(holdings: list[Holding[int]], limit: int) -> Shares:
 
 @given(HOLDINGS, PARTIES, st.integers(0, 12), st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
-def test_who_is_evicted(holdings: list[Holding[int]], newcomer: Owner, amount: int, limit: int) -> None:
+def test_which_holding_is_evicted(holdings: list[Holding[int]], newcomer: Owner, amount: int, limit: int) -> None:
     shares, by_thing = shares_of(holdings, limit), {one.thing: one for one in holdings}
     gone = evictions(shares, newcomer, amount, holdings)
     if gone is None:
@@ -62,7 +62,7 @@ def test_two_that_hold_as_much_do_not_take_from_each_other() -> None:
     assert evictions(shares_of(more, 3), bob, 1, more) == [2]  # the least useful
 
 
-def test_what_is_idle_is_evicted_to_who_does_something() -> None:
+def test_idle_holdings_are_evicted_for_active_ones() -> None:
     ann = Owner("a", "1")
     idle, busy = Holding(1, ann, 4, (0,), is_idle=True), Holding(2, ann, 4, (1,))
     assert evictions(shares_of([idle, busy], 8), ann, 4, [busy, idle]) == [1]
@@ -151,7 +151,7 @@ Caches.TestCase.settings = settings(max_examples=30, stateful_step_count=25, dea
 TestCaches = Caches.TestCase
 
 
-def test_who_brings_ever_new_things_pushes_out_its_own() -> None:
+def test_client_with_many_holdings_evicts_its_own() -> None:
     cache: SharedCache[int, int] = SharedCache(10, 1000)
     honest, churner, other = Owner("a", "honest"), Owner("a", "churner"), Owner("b")
     cache.put(0, 0, 1, honest)

@@ -28,6 +28,6 @@ def test_every_cut_is_exact_or_refused_by_name(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("subject", every(2, SUBJECTS), ids=lambda subject: subject.name)
-def test_so_it_is_when_the_cut_moves(subject: Subject) -> None:
+def test_exactness_holds_when_the_cut_moves(subject: Subject) -> None:
     """One pair of instances for all cuts: what one request leaves behind shows in the next."""
     _judged(Judge(subject).moving())

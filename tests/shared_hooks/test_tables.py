@@ -167,7 +167,7 @@ def test_one_value_in_a_large_table(size: int) -> None:
         assert len(compare(reported(other)[1], reported(one)[1]).differences) == 1
 
 
-def test_what_the_state_names_is_no_table() -> None:
+def test_stateful_value_is_no_table() -> None:
     model = nn.Sequential(nn.LSTM(2, 2), nn.BatchNorm2d(2), nn.MultiheadAttention(4, 2))
     assert tables(model) == {} and "model_tables" not in WrappedModel(model).environment()
 

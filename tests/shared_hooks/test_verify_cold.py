@@ -43,7 +43,7 @@ def test_all_is_exact_for_a_plain_model() -> None:
 
 
 @pytest.mark.parametrize("kind", [Memo, Grows])
-def test_what_is_exact_or_refused_is_so_cold(kind: type[nn.Module]) -> None:
+def test_exactness_and_refusals_hold_cold(kind: type[nn.Module]) -> None:
     with WrappedModel(made(kind)) as wrapped:
         assert not wrapped.verify(torch.randn(3, 8), cold=lambda: made(kind)).differing
 
@@ -140,7 +140,7 @@ def test_a_process_that_cannot_be_asked_says_nothing_of_the_cuts(kind: type[nn.M
         assert all("verify" not in layer.reason for layer in wrapped.layers)
 
 
-def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+def test_process_ends_with_its_parent(tmp_path: Path) -> None:
     """Whatever its model does at that time."""
     file = tmp_path / "pid"
     script = (

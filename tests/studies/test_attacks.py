@@ -117,7 +117,7 @@ def test_a_placeholder_has_no_address() -> None:
         Placeholder((2,), (1,), torch.float32, torch.device("cpu")).data_ptr()
 
 
-def test_what_takes_too_long_ends_and_nothing_comes_afterwards() -> None:
+def test_overlong_attack_is_ended() -> None:
     watch = Watchdog(0.1)
     try:
         with pytest.raises(Overtime), watch.limited(), interruptible():

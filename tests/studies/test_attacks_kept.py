@@ -58,7 +58,7 @@ def test_an_upload_that_expired_holds_no_memory(target: Target, recording: Recor
     assert len(requests) <= 2 * target.core.limits.max_in_flight, "they pile up"
 
 
-def test_who_gives_up_leaves_the_line(target: Target, recording: Recording) -> None:
+def test_waiter_that_times_out_leaves_the_queue(target: Target, recording: Recording) -> None:
     announced(target, recording, 8, whole=True)
     assert len(target.tasks) == 8
     for id in range(1, 9):

@@ -21,11 +21,11 @@ MUST_BE_EXACT = (
 
 
 @pytest.mark.parametrize(("kind", "place"), EVERY if ALL else SOME)
-def test_is_exact_or_refused_by_name(kind: str, place: str) -> None:
+def test_each_awkward_model_is_exact_or_refused(kind: str, place: str) -> None:
     found = look(kind, place)
     assert not set(found["counts"]) & {"wrong", "outside errors", "invalid"}, found["said"]
     assert found["counts"].get("exact") or kind not in MUST_BE_EXACT
 
 
-def test_each_is_a_model_of_its_own() -> None:
+def test_awkward_models_are_distinct() -> None:
     assert len({source(kind, place) for kind, place in EVERY}) == len(EVERY) >= 198

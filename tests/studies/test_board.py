@@ -47,7 +47,7 @@ def test_a_step_that_fails_is_kept_and_the_next_is_tried(tmp_path: Path) -> None
     assert found["first"]["outcome"] == "AssertionError: no answer"
 
 
-def test_what_a_power_cut_leaves_is_looked_at(tmp_path: Path) -> None:
+def test_files_after_a_power_cut_are_checked(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     (tmp_path / "outputs").mkdir()
     lines: list[Any] = [{"format": "isthmus run 1"}]

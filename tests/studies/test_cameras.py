@@ -52,13 +52,13 @@ def test_the_machine_that_was_run_reported_what_must_come() -> None:
 
 
 @pytest.mark.parametrize(("case", "right", "wrong"), FAULTS)
-def test_what_falls_short_is_noticed(case: str, right: Any, wrong: Any) -> None:
+def test_shortfalls_are_noticed(case: str, right: Any, wrong: Any) -> None:
     (well,) = [one for one in outcomes(console({**kept(), case: right})) if one.fault or one.case.endswith(case)]
     (ill,) = [one for one in outcomes(console({**kept(), case: wrong})) if one.fault]
     assert not well.fault and ill.case == f"V4L2: {case}" and "FALLS SHORT: expected" in line(ill)
 
 
-def test_so_is_what_was_not_reported() -> None:
+def test_unreported_fields_are_noticed() -> None:
     reported = kept()
     del reported["1280x720 rgb24"]
     (none,) = [one for one in outcomes(console(reported)) if one.fault]

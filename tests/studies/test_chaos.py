@@ -67,7 +67,7 @@ def test_a_server_with_other_weights_may_refuse_by_name_while_it_has_them() -> N
     assert not refused_by_name(heard[1], [Episode("f", 1.5, 5.0, 13.0)])
 
 
-def test_what_is_computed_twice_is_seen_unless_it_is_reported(tmp_path: Path) -> None:
+def test_unreported_double_computation_is_found(tmp_path: Path) -> None:
     file = tmp_path / "computed"
     file.write_text("1 c 1\n1 c 2\n1 c 2\n1 c 3\n2 c 3\n1 c 4\n2 c 4\n")
     known = [one(0, 1, id=3, sends=2), one(0, 1, id=4)]
@@ -106,7 +106,7 @@ def test_slices_and_a_slow_link_change_no_byte(echo: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("fault", ["vanish", "halve"])
-def test_nobody_hears_of_a_dead_connection_and_a_new_one_works(echo: tuple[str, int], fault: str) -> None:
+def test_dead_connection_is_replaced_silently(echo: tuple[str, int], fault: str) -> None:
     with Relay(echo) as relay:
         with socket.create_connection(relay.address, PATIENCE) as dead:
             dead.sendall(b"x")

@@ -22,7 +22,7 @@ WELL = {
 }
 
 
-def test_what_was_kept_is_what_must_come() -> None:
+def test_recorded_answers_are_reproduced() -> None:
     for kind in ("gRPC", "HTTP"):
         checked(kind, KEPT[f"tritonclient, {kind}"])
     assert set(KEPT["Prometheus"]["panels without"]) <= WITHOUT and KEPT["server's exit status"] == 0

@@ -83,7 +83,7 @@ def test_an_outcome_is_what_it_is(gpt2: Built, engine: Engine, outcome: str) -> 
     assert Judge(gpt2, engine).outcome("greedy", call, gpt2.blocks[1])["outcome"] == outcome
 
 
-def test_what_a_model_cannot_do_itself_is_not_judged(gpt2: Built) -> None:
+def test_unsplit_failures_are_not_judged(gpt2: Built) -> None:
     """It fails alone, or gives something else each time."""
     judge = Judge(gpt2, whole)
     assert (

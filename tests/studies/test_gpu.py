@@ -26,7 +26,7 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.startswith("gpu: device 'cuda:77' is not available")
 
 
-def test_what_is_missing_is_named_with_the_line_that_fetches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wheel_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "NEEDED", {"no_such_module": "no-such-package"})
     said = gpu.prepared(None)
     assert said is not None and "pip download" in said and "no-such-package" in said and "--wheels" in said

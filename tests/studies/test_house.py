@@ -21,7 +21,7 @@ def test_bounds() -> None:
     assert found["class names of several classes"] == ["EdgeClient"], "its asynchronous form has the same name"
 
 
-def test_what_counts_as_code() -> None:
+def test_lines_of_code() -> None:
     text = '"""A module."""\n\nimport os\n\n# a comment\nx = (\n    1,\n)\n'
     text += '\n\ndef f() -> int:\n    """Text."""\n    return x\n'
     assert code_lines(text) == 5

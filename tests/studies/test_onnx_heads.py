@@ -32,7 +32,7 @@ def breaks() -> onnx_heads.Made:
     raise ValueError("no model")
 
 
-def test_what_is_counted() -> None:
+def test_counted_outcomes() -> None:
     found = list(onnx_heads.run({"small": small, "reads": reads, "breaks": breaks}, cuts=2, seed=1))
     states: dict[str, Any] = {one["model"]: one["state"] for one in found}
     assert states["small"] == "exported" and states["breaks"] == "failed"

@@ -23,7 +23,7 @@ def test_the_oracle_serves_the_same_requests_with_the_best_of_each_phase() -> No
     assert [one["oracle"] for one in found["phases"]] == ["a", "edge-only"]
 
 
-def test_what_is_nearly_as_good_as_the_best_counts_as_settled() -> None:
+def test_near_optimum_counts_as_settled() -> None:
     requests = [Request(0.0, 1.0, "edge-only", "edge-only"), Request(1.0, 1.1, "b", "b"), Request(2.0, 2.1, "a", "a")]
     moves = [Move(1.0, "b"), Move(2.0, "a")]
     fast = judge(PHASES[:1], [0.0], ORACLE, requests, moves)["phases"][0]

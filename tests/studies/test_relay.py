@@ -57,7 +57,7 @@ def ask(connection: socket.socket, data: bytes) -> bytes:
     return back
 
 
-def test_what_goes_in_comes_out_and_no_sooner_than_the_latency_says(echo: tuple[str, int]) -> None:
+def test_relay_delays_by_its_latency(echo: tuple[str, int]) -> None:
     with Relay(echo, delay=0.05) as relay, socket.create_connection(relay.address, PATIENCE) as connection:
         began = time.monotonic()
         assert ask(connection, b"x") == b"x"
@@ -111,7 +111,7 @@ def test_a_stalled_relay_holds_everything_and_loses_nothing(echo: tuple[str, int
         assert connection.recv(16) == b"held"
 
 
-def test_nobody_behind_the_relay_is_a_reset(echo: tuple[str, int]) -> None:
+def test_relay_without_a_target_resets(echo: tuple[str, int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         address = nobody.getsockname()
     with (

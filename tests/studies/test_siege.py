@@ -41,13 +41,13 @@ def test_an_honest_client_is_answered_beside_hostile_ones(siege: Siege) -> None:
     assert outcome.peak <= 1.2 * outcome.allowed
 
 
-def test_what_a_case_says_of_itself() -> None:
+def test_descriptions_of_cases() -> None:
     assert len(CASES) > 25
     for name, case in CASES.items():
         assert re.fullmatch("[a-z-]+", name) and case.does, name
 
 
-def test_what_falls_short_is_reported() -> None:
+def test_shortfalls_are_reported() -> None:
     outcome = Outcome("x", "", "", allowed=100.0, peak=90.0, health_seconds=0.1, status=0, bound="QuotaExceeded")
     outcome.phases = {name: Phase(100, 5.0, 10.0, 12.0) for name in (BEFORE, DURING, AFTER)}
     outcome.reported = [("QuotaExceeded: too much", 3)]

@@ -35,7 +35,7 @@ def test_a_slope_has_an_interval() -> None:
     assert math.isinf(Slope.of([(1, 5.0), (2, 6.0)]).margin)
 
 
-def test_what_grows_is_reported_where_there_were_enough_requests() -> None:
+def test_growth_is_reported_given_enough_requests() -> None:
     steep = {("server", "MiB"): Slope(20.0, 1.0, 100.0, 120.0, 121.0)}
     assert Result(requests=1000, slopes=steep).faults == []
     assert "server: MiB grow" in Result(requests=100_000, slopes=steep).faults[0]

@@ -62,7 +62,7 @@ def test_a_held_process_is_in_its_group_and_the_group_goes() -> None:
         process.communicate(b"\n")
 
 
-def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirement_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(needs.Missing, match="root") as missing:
         needs.check()

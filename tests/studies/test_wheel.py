@@ -12,7 +12,7 @@ import pytest
 from studies import wheel
 
 
-def test_both_are_tried_with_each_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_and_sdist_are_tried_with_each_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.whl", "a.tar.gz"):
         (tmp_path / name).touch()
     asked: list[tuple[str, str]] = []

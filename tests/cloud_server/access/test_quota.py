@@ -29,7 +29,7 @@ def caller(**quotas: int) -> Caller:
     quota=st.integers(1, 600),
     asked=st.lists(st.floats(0, 5), min_size=1, max_size=300),
 )
-def test_in_no_minute_more_than_the_quota_and_its_burst(quota: int, asked: list[float]) -> None:
+def test_rate_never_exceeds_quota_and_burst(quota: int, asked: list[float]) -> None:
     clock, taken = Clock(), list[float]()
     quotas = Quotas(clock)
     for pause in asked:
@@ -44,7 +44,7 @@ def test_in_no_minute_more_than_the_quota_and_its_burst(quota: int, asked: list[
         assert sum(begin <= at < begin + 60 for at in taken) <= most + 1e-6
 
 
-def test_after_the_time_that_was_reported_there_is_more() -> None:
+def test_quota_is_available_after_the_reported_time() -> None:
     clock = Clock()
     quotas, alice = Quotas(clock), caller(requests_per_minute=60)
     for _ in range(10):
@@ -65,7 +65,7 @@ def test_bytes_and_requests_are_spent_together_or_not_at_all() -> None:
     quotas.spend(alice, 40)
 
 
-def test_one_that_is_larger_than_what_is_saved_up_is_taken_and_paid_for_afterwards() -> None:
+def test_request_larger_than_the_balance_is_accepted_and_paid_later() -> None:
     clock = Clock()
     quotas, alice = Quotas(clock), caller(bytes_per_minute=600)
     quotas.spend(alice, 400)
@@ -76,7 +76,7 @@ def test_one_that_is_larger_than_what_is_saved_up_is_taken_and_paid_for_afterwar
     quotas.spend(alice, 50)
 
 
-def test_identities_have_their_own_and_the_memory_is_bounded() -> None:
+def test_quotas_are_per_identity_and_their_memory_is_bounded() -> None:
     quotas = Quotas(Clock())
     for number in range(KEPT + 100):
         quotas.spend(Caller("a", f"identity {number}", Policy(requests_per_minute=6)), 0)
@@ -85,7 +85,7 @@ def test_identities_have_their_own_and_the_memory_is_bounded() -> None:
     assert len(quotas._used) == KEPT, "who has no quota is not remembered"
 
 
-def test_the_client_hears_it_and_nothing_is_allocated() -> None:
+def test_quota_refusal_reaches_the_client_without_allocation() -> None:
     with Core([FakeEngine()], SMALL) as core:
         client = CoreClient(core, caller=caller(requests_per_minute=12))
         for id in range(3):
@@ -99,7 +99,7 @@ def test_the_client_hears_it_and_nothing_is_allocated() -> None:
         assert other.answer(1).reply
 
 
-def test_what_is_sent_again_after_a_break_is_not_spent_again() -> None:
+def test_resent_request_does_not_use_quota_twice() -> None:
     with Core([FakeEngine()], SMALL) as core:
         for _ in range(4):
             client = CoreClient(core, caller=caller(requests_per_minute=6))

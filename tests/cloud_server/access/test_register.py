@@ -11,7 +11,7 @@ from cloud_server.access import CallCredentials, Register, hash_of
 from shared_hooks.errors import NotAuthenticated
 
 
-def test_a_file_that_is_being_written_sends_nobody_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_register_disconnects_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever rewrites it in place makes it empty first, and so a valid file without anybody."""
     path, now = tmp_path / "identities.toml", 1_800_000_000.0
     path.write_text(f'[[tokens]]\nidentity = "alice"\nsha256 = "{hash_of("word").hex()}"\n')

@@ -43,14 +43,14 @@ def test_files_that_do_not(tmp_path: Path) -> None:
         (["--identities", "none.toml"], "none.toml: cannot be read"),
     ],
 )
-def test_what_a_server_does_not_start_with(tmp_path: Path, words: list[str], says: str) -> None:
+def test_invalid_tls_settings(tmp_path: Path, words: list[str], says: str) -> None:
     (tmp_path / "identities.toml").write_text("")
     words = [str(tmp_path / "identities.toml") if word == "FILE" else word for word in words]
     with pytest.raises(SpecError, match=says):
         configure(parser().parse_args(words))
 
 
-def test_what_it_starts_with(tmp_path: Path) -> None:
+def test_valid_tls_settings(tmp_path: Path) -> None:
     tls = certificates.tls(tmp_path)
     for words in (
         ["--listen", "0.0.0.0:0", "--insecure"],

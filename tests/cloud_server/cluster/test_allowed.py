@@ -36,13 +36,13 @@ DIGITS = ModelEntry(load_spec("digits"))
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_had_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+def test_unavailable_resources_are_refused_by_name(options: dict[str, Any], named: str) -> None:
     with pytest.raises(SpecError, match="--on ray") as error:
         passport.check(ServerConfig(**options))
     assert named in str(error.value)
 
 
-def test_everything_that_cannot_be_had_is_reported_at_once() -> None:
+def test_all_unavailable_resources_are_reported_at_once() -> None:
     with pytest.raises(SpecError, match=r"worker_processes.*reuse_port"):
         passport.check(ServerConfig(worker_processes=True, reuse_port=True))
 

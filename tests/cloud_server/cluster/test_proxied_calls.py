@@ -44,7 +44,7 @@ def unread(there: Cluster, stack: ExitStack, method: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("method", FIRST)
-def test_calls_whose_answers_nobody_fetches_give_way(method: str) -> None:
+def test_calls_with_unfetched_answers_are_evicted(method: str) -> None:
     """The replica is done with them, so it does not count them."""
     limits = Limits(max_clients=2, max_probes=1, max_profiles=1, idle_seconds=0.05)
     models = {"residual": [engine()], "fake": [FakeEngine()]}
@@ -58,7 +58,7 @@ def test_calls_whose_answers_nobody_fetches_give_way(method: str) -> None:
             connection.close()
 
 
-def test_answers_that_nobody_fetches_are_held_within_a_bound() -> None:
+def test_unfetched_answers_are_bounded() -> None:
     with cluster({"residual": [engine()]}, limits=Limits(max_inference_bytes=200)) as there, ExitStack() as stack:
         unread(there, stack, INFER, 1)
         eventually(lambda: there.front._held.nbytes)
@@ -67,7 +67,7 @@ def test_answers_that_nobody_fetches_are_held_within_a_bound() -> None:
             channel.unary_unary(INFER)(ONE, timeout=PATIENCE)
 
 
-def test_the_account_that_has_the_most_is_evicted_first_with_what_it_does_not_fetch() -> None:
+def test_unfetched_answers_of_the_largest_account_are_evicted_first() -> None:
     known, ended = ProxiedCalls(FakeRay(), 4, idle_seconds=9.0), []
 
     def stay(name: str, number: int) -> ProxiedCall:
@@ -99,7 +99,7 @@ class TestDraining:
         monkeypatch.setattr(relay, "NOTIFY_BEATS", 1e-9)
 
     @pytest.mark.parametrize("is_session", [True, False], ids=["a session without heartbeats", "one message"])
-    def test_what_is_under_way_is_waited_for(self, is_session: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_calls_in_progress_are_awaited(self, is_session: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         gate, whole = threading.Event(), engine()
 
         def compute(*args: Any, known: Any = whole.compute) -> Any:
@@ -137,7 +137,7 @@ class TestDraining:
             leaving.join(PATIENCE)
             assert not leaving.is_alive()
 
-    def test_who_waits_for_nothing_is_not(self) -> None:
+    def test_calls_that_do_not_wait_are_not_proxied(self) -> None:
         with cluster({"fake": [FakeEngine()]}, limits=Limits(drain_seconds=1e5)) as there:
             connection = edge(there)
             answer(connection, 1, b"x")

@@ -123,7 +123,7 @@ class TestStreams:
             assert connection.counters.attempts == 1
             connection.close()
 
-    def test_who_belongs_elsewhere_now_is_moved_and_finds_its_requests_answered(self) -> None:
+    def test_moved_client_finds_its_requests_answered(self) -> None:
         first, second = FakeEngine(), FakeEngine()
         with cluster({"fake": [first]}) as there:
             connection = edge(there)
@@ -137,7 +137,7 @@ class TestStreams:
                 assert (first.computed, second.computed) == (2, 1)
                 connection.close()
 
-    def test_where_nobody_says_who_belongs_elsewhere_it_is_asked_again_and_others_move(self) -> None:
+    def test_replica_without_an_owner_is_asked_again(self) -> None:
         with cluster({"a": [FakeEngine(model_id="a")], "fake": [FakeEngine()]}) as there:
             ray, groups = there.ray, ("a", "fake")
             edges = {group: edge(there, client_id=group, model_id=group) for group in groups}
@@ -187,7 +187,7 @@ class TestStreams:
             stub = health_pb2_grpc.HealthStub(channel)
             eventually(lambda: stub.Check(health_pb2.HealthCheckRequest()).status == 2)  # NOT_SERVING
 
-    def test_who_does_not_greet_is_sent_away(self) -> None:
+    def test_stream_without_hello_is_ended(self) -> None:
         limits = Limits(hello_seconds=0.2)
         with cluster({"fake": [FakeEngine()]}, limits=limits) as there, there.channel() as channel:
             silent = GrpcClient(channel)
@@ -314,7 +314,7 @@ class TestWhoMay:
             there.ray.silent.clear()
             assert ask_list(split_pb2.ListModelsRequest(), metadata=BEARER).models
 
-    def test_who_is_given_a_quota_that_cannot_be_counted_is_refused_from_then_on(self, tmp_path: Path) -> None:
+    def test_uncountable_quota_refuses_its_caller(self, tmp_path: Path) -> None:
         file = tmp_path / "identities.toml"
         file.write_text(entry("alice", hash_of(TOKEN), None))
         models = (ModelEntry(load_spec("digits")),) * 2

@@ -48,7 +48,7 @@ def client(core: Core) -> CoreClient:
     return join(core)
 
 
-def test_each_stays_in_one_and_they_are_spread(client: CoreClient, core: Core, pool: Pool) -> None:
+def test_sessions_stay_in_one_process_and_are_spread(client: CoreClient, core: Core, pool: Pool) -> None:
     places: dict[int, set[int]] = {}
     id = 0
     for number in range(4):
@@ -80,7 +80,7 @@ def test_copies_and_large_payloads(client: CoreClient, pool: Pool) -> None:
     eventually(lambda: pool.memory.used_bytes <= used + 500_000)  # the answer may still be kept; no payload is
 
 
-def test_refusals_leave_it_as_it_was(client: CoreClient) -> None:
+def test_refused_step_leaves_the_session_unchanged(client: CoreClient) -> None:
     client.send(frame(1, 7, 0, {}, [ones()]))
     rows(client, 1)
     for id, (asked, name) in enumerate({"refuse": "InputMismatch", "raise": "ModelFailed"}.items(), 2):

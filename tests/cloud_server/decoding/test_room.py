@@ -74,7 +74,7 @@ class Desk:
         return str(lost.value)
 
 
-def test_beyond_its_number_an_account_loses_what_it_used_longest_ago() -> None:
+def test_account_beyond_its_limit_loses_its_least_recently_used_session() -> None:
     desk = Desk()
     for session in (1, 2, 3, 4):
         desk.step(A, session, 0)
@@ -94,7 +94,7 @@ def test_beyond_its_bytes_too() -> None:
     assert (len(desk.sessions), desk.sessions.nbytes) == (2, 600)
 
 
-def test_between_accounts_who_has_most_is_evicted() -> None:
+def test_largest_account_loses_a_session() -> None:
     desk = Desk()
     for session in (1, 2, 3):
         desk.step(A, session, 0, 250)
@@ -105,7 +105,7 @@ def test_between_accounts_who_has_most_is_evicted() -> None:
     assert desk.sessions.nbytes == 800
 
 
-def test_who_has_most_ends_its_own_where_nobody_is_evicted() -> None:
+def test_largest_holder_loses_its_own_session_if_none_can_be_evicted() -> None:
     """The answer of the step that took too much is given; the next one is reported."""
     desk = Desk()
     desk.step(C, 1, 0, 400)
@@ -149,7 +149,7 @@ def test_an_other_clients_session_is_safe_while_it_is_used() -> None:
     desk.step(B, 1, 1)
 
 
-def test_what_is_idle_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_sessions_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     desk.step(A, 1, 0)
     desk.step(A, 2, 0)
@@ -163,7 +163,7 @@ def test_what_is_idle_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     desk.step(A, 2, 2)
 
 
-def test_what_is_lost_where_it_was_is_counted_no_longer() -> None:
+def test_lost_session_is_no_longer_counted() -> None:
     desk = Desk()
     desk.step(A, 1, 0, 100)
     desk.engine.made[0].lost = "its worker was ended"
@@ -171,7 +171,7 @@ def test_what_is_lost_where_it_was_is_counted_no_longer() -> None:
     assert desk.sessions.nbytes == 0 and "its worker was ended" in desk.why(A, 1, 1)
 
 
-def test_nothing_is_left_of_many() -> None:
+def test_many_closed_sessions_leave_nothing() -> None:
     desk = Desk(Limits())
     for session in range(1, 1001):
         desk.step(A, session, 0, 10)

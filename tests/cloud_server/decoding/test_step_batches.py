@@ -83,9 +83,7 @@ def asked_at_once(core: Core, client: CoreClient, steps: dict[int, Asked], numbe
     return ids
 
 
-def test_what_is_computed_together_says_so_and_is_what_it_is_alone_but_for_rounding(
-    core: Core, client: CoreClient
-) -> None:
+def test_batched_steps_report_it_and_differ_by_rounding_only(core: Core, client: CoreClient) -> None:
     opened(client, 1, 2, 3)
     alone = [client.answer(step(client, session, 1, together=False)) for session in (1, 2, 3)]
     ids = asked_at_once(core, client, {1: {}, 2: {}, 3: {}}, number=2)
@@ -98,7 +96,7 @@ def test_what_is_computed_together_says_so_and_is_what_it_is_alone_but_for_round
         torch.testing.assert_close(found, wanted)
 
 
-def test_who_does_not_allow_it_meets_nobody(core: Core, client: CoreClient) -> None:
+def test_exact_steps_are_not_batched(core: Core, client: CoreClient) -> None:
     opened(client, 1, 2, 3)
     hold = held(core, client)
     exact = step(client, 2, 1, together=False)
@@ -125,7 +123,7 @@ def test_first_steps_and_large_ones_are_computed_alone(core: Core, client: CoreC
     assert [reply(client, id).batch_size for id in [*first, *large]] == [1] * 4
 
 
-def test_one_that_fails_leaves_its_session_and_the_others_as_they_were(core: Core, client: CoreClient) -> None:
+def test_failed_step_leaves_all_sessions_unchanged(core: Core, client: CoreClient) -> None:
     opened(client, 1, 2, 3)
     ids = asked_at_once(core, client, {1: {}, 2: {"fail_at": 1}, 3: {}})
     assert failure(client, ids[1])[0] == "InputMismatch"
@@ -134,7 +132,7 @@ def test_one_that_fails_leaves_its_session_and_the_others_as_they_were(core: Cor
     assert reply(client, again[0]).batch_size == 1
 
 
-def test_one_that_asks_for_another_step_is_refused_and_the_others_go_on(core: Core, client: CoreClient) -> None:
+def test_step_out_of_order_is_refused_and_others_continue(core: Core, client: CoreClient) -> None:
     opened(client, 1, 2)
     hold = held(core, client)
     ids = [step(client, 1, 1), step(client, 2, 7), step(client, 99, 3)]
@@ -144,7 +142,7 @@ def test_one_that_asks_for_another_step_is_refused_and_the_others_go_on(core: Co
     assert [failure(client, id)[0] for id in ids[1:]] == ["StepOutOfOrder", "SessionLost"]
 
 
-def test_one_that_ends_the_process_ends_itself(core: Core, client: CoreClient) -> None:
+def test_step_that_raises_system_exit_fails_alone(core: Core, client: CoreClient) -> None:
     opened(client, 1, 2, 3)
     ids = asked_at_once(core, client, {1: {}, 2: {"exit_at": 1}, 3: {}})
     assert failure(client, ids[1])[0] == "ModelFailed"
@@ -152,7 +150,7 @@ def test_one_that_ends_the_process_ends_itself(core: Core, client: CoreClient) -
     assert failure(client, step(client, 2, 1))[0] == "SessionLost"
 
 
-def test_a_cancelled_one_ends_between_two_layers_and_the_others_go_on(core: Core, client: CoreClient) -> None:
+def test_cancelled_step_ends_between_layers_and_others_continue(core: Core, client: CoreClient) -> None:
     opened(client, 1, 2, 3)
     hold = held(core, client)
     slow = {"times": 6, "stop": "cancel", "stop_at": 2}
@@ -173,7 +171,7 @@ class TestTime:
     def limits(self) -> Limits:
         return Limits(max_compute_seconds=0.4)
 
-    def test_one_that_takes_too_long_ends_alone(self, core: Core, client: CoreClient) -> None:
+    def test_overlong_step_ends_alone(self, core: Core, client: CoreClient) -> None:
         opened(client, 1, 2, 3)
         ids = asked_at_once(core, client, {1: {}, 2: {"spin_at": 1}, 3: {}})
         assert failure(client, ids[1])[0] == "TooLarge"

@@ -55,7 +55,7 @@ class TestSteps:
         step(client, 6, 7, 0)  # it may be opened again
         assert rows(client, 6) == (1, 4.0)
 
-    def test_sent_again_after_a_reconnect_is_computed_once(self, client: CoreClient, core: Core) -> None:
+    def test_step_resent_after_a_reconnect_is_computed_once(self, client: CoreClient, core: Core) -> None:
         step(client, 1, 7, 0)
         step(client, 2, 7, 1)
         rows(client, 2)
@@ -65,7 +65,7 @@ class TestSteps:
         step(again, 3, 7, 2)
         assert rows(again, 2) == (2, 8.0) and rows(again, 3) == (3, 12.0)
 
-    def test_one_that_runs_while_its_stream_ends_is_fetched_on_the_next(self, client: CoreClient, core: Core) -> None:
+    def test_step_that_outlives_its_stream_is_fetched_on_the_next(self, client: CoreClient, core: Core) -> None:
         step(client, 1, 7, 0, {"wait": True})
         assert Gate.entered.wait(PATIENCE)
         client.leave()
@@ -147,7 +147,7 @@ class TestRefused:
         assert failure(client, 3)[0] == failure(client, 4)[0] == "TooLarge"
         self.intact(client)
 
-    def test_nobody_else_reaches_it(self, client: CoreClient, core: Core) -> None:
+    def test_session_is_private_to_its_client(self, client: CoreClient, core: Core) -> None:
         others = [join(core, "mallory"), join(core, "alice", caller=Caller("test", "somebody else"))]
         for other in others:
             step(other, 1, 7, 2)
@@ -242,7 +242,7 @@ class TestAhead:
         rows(client, 1)
 
     @pytest.mark.parametrize("workers", [1, 3])
-    def test_they_wait_and_are_computed_in_order(self, client: CoreClient) -> None:
+    def test_steps_ahead_are_computed_in_order(self, client: CoreClient) -> None:
         step(client, 2, 7, 1, {"wait": True})
         assert Gate.entered.wait(PATIENCE)
         for number in (4, 3, 2):
@@ -252,7 +252,7 @@ class TestAhead:
             assert rows(client, id) == (number + 1, 4.0 * (number + 1))
 
     @pytest.mark.parametrize("workers", [1, 3])
-    def test_behind_one_that_fails_they_are_refused(self, client: CoreClient) -> None:
+    def test_steps_behind_a_failed_one_are_refused(self, client: CoreClient) -> None:
         step(client, 2, 7, 1, {"wait": True, "fail": "refuse"})
         assert Gate.entered.wait(PATIENCE)
         step(client, 3, 7, 2)
@@ -263,7 +263,7 @@ class TestAhead:
         step(client, 5, 7, 1)
         assert rows(client, 5) == (2, 8.0)
 
-    def test_of_a_session_that_ends_they_are_refused(self, client: CoreClient) -> None:
+    def test_steps_of_an_ended_session_are_refused(self, client: CoreClient) -> None:
         step(client, 2, 7, 1, {"wait": True})
         assert Gate.entered.wait(PATIENCE)
         step(client, 3, 7, 2)
@@ -271,14 +271,14 @@ class TestAhead:
         Gate.opened.set()
         assert failure(client, 3)[0] == "SessionLost"
 
-    def test_one_too_far_ahead_is_refused_at_once(self, client: CoreClient) -> None:
+    def test_step_too_far_ahead_is_refused_at_once(self, client: CoreClient) -> None:
         step(client, 2, 7, 1, {"wait": True})
         assert Gate.entered.wait(PATIENCE)
         step(client, 3, 7, 1000)
         Gate.opened.set()
         assert failure(client, 3)[0] == "StepOutOfOrder"
 
-    def test_those_given_up_are_gone(self, client: CoreClient, core: Core) -> None:
+    def test_cancelled_steps_are_removed(self, client: CoreClient, core: Core) -> None:
         step(client, 2, 7, 1, {"wait": True})
         assert Gate.entered.wait(PATIENCE)
         step(client, 3, 7, 2)
@@ -292,7 +292,7 @@ class TestAhead:
         assert rows(client, 5) == (3, 12.0)
         eventually(lambda: not any(one.early for one in core.decoding._sessions.values()))
 
-    def test_one_in_line_that_is_given_up_lets_those_behind_it_fail(self, client: CoreClient) -> None:
+    def test_cancelled_step_fails_those_behind_it(self, client: CoreClient) -> None:
         step(client, 2, 9, 0, {"wait": True})  # has the only worker
         assert Gate.entered.wait(PATIENCE)
         step(client, 3, 7, 1)

@@ -73,7 +73,7 @@ def test_tls_and_identities(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (["--device=cuda:77"], "device", "cuda"),
     ],
 )
-def test_what_is_wrong_is_named(capsys: pytest.CaptureFixture[str], words: list[str], about: str, says: str) -> None:
+def test_problems_are_named(capsys: pytest.CaptureFixture[str], words: list[str], about: str, says: str) -> None:
     status, found = doctor(capsys, *words)
     assert status == 1 and says in said(found, about, "wrong"), found
 

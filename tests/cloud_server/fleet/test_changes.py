@@ -92,7 +92,7 @@ def test_a_reload_does_what_the_file_says_and_no_more(tmp_path: Path) -> None:
             assert sorted(fleet) == ["one", "three"]
 
 
-def test_what_is_under_way_is_answered_and_then_the_weights_go(tmp_path: Path) -> None:
+def test_unload_answers_running_requests_then_frees_weights(tmp_path: Path) -> None:
     """Also where the collector was asked to look at the model no more."""
     file = tmp_path / "server.toml"
     file.write_text(entry("one"))
@@ -109,7 +109,7 @@ def test_what_is_under_way_is_answered_and_then_the_weights_go(tmp_path: Path) -
         eventually(lambda: gc.collect() >= 0 and model() is None)
 
 
-def test_parked_requests_leave_or_go_on() -> None:
+def test_parked_requests_are_cancelled_or_continue() -> None:
     """Who waits for weights holds no worker, and may leave."""
     from cloud_server.config import ModelEntry
     from cloud_server.fleet.version import ModelInMemory, Version
@@ -143,7 +143,7 @@ models = ["one", "two"]
 """
 
 
-def test_only_who_may_changes_models(tmp_path: Path) -> None:
+def test_only_permitted_callers_change_models(tmp_path: Path) -> None:
     """By Triton's own calls, of gRPC and HTTP; nothing but a name is taken."""
     file, identities = tmp_path / "server.toml", tmp_path / "identities.toml"
     file.write_text(entry("one") + entry("two") + entry("secret"))
@@ -186,7 +186,7 @@ def test_two_of_one_name(tmp_path: Path) -> None:
         Fleet(ThisProcess(config), [*config.models, *config.models])
 
 
-def test_what_is_loaded_later_is_counted(tmp_path: Path) -> None:
+def test_later_loads_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text(entry("one"))
     with fleet_of(file) as (fleet, server), counted(server.core, {}) as registry:

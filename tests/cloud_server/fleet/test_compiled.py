@@ -55,7 +55,7 @@ def test_a_tail_is_compiled_under_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "says"), [('"fast"', "expected true"), ("1", "expected true")])
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, value: str, says: str) -> None:
+def test_contradictory_settings_are_refused(tmp_path: Path, value: str, says: str) -> None:
     file = tmp_path / "server.toml"
     file.write_text(DEEP + f"compile = {value}\n")
     with pytest.raises(SpecError, match=says):

@@ -64,7 +64,7 @@ def test_two_models_in_the_room_of_one(tmp_path: Path, monkeypatch: pytest.Monke
     fleet.close()
 
 
-def test_what_never_fits_is_refused_by_name(tmp_path: Path) -> None:
+def test_model_larger_than_the_limit_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text(entry("one") + "[limits]\nmax_model_bytes = 100\n")
     config = read_config(file)

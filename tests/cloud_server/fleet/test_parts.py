@@ -304,7 +304,7 @@ def test_parts_must_be_of_one_model_and_follow_each_other(specs: tuple[ModelSpec
     assert part.cut is not None and [one.cut for one in part.reply.parts] == ["two"], "up to a later cut, beyond a part"
 
 
-def test_what_cannot_be_parts_is_refused(specs: tuple[ModelSpec, ModelSpec], tmp_path: Path) -> None:
+def test_invalid_parts_are_refused(specs: tuple[ModelSpec, ModelSpec], tmp_path: Path) -> None:
     entry = ModelEntry(specs[0], parts=("stem", "two"))
     with pytest.raises(SpecError, match="parts: stem, two makes 3 parts, one for each device; device has 2: cpu,cpu"):
         hosts.placed(entry, "cpu,cpu")

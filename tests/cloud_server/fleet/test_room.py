@@ -56,7 +56,7 @@ def of_sizes(**sizes: int) -> dict[str, Model]:
     return {name: Model(nbytes) for name, nbytes in sizes.items()}
 
 
-def test_what_nobody_uses_goes_first_the_oldest_before_others() -> None:
+def test_least_recently_used_model_is_evicted_first() -> None:
     machine = Machine(3, of_sizes(a=1, b=1, c=1, d=1))
     for name in "abc":
         machine.now += 10
@@ -68,7 +68,7 @@ def test_what_nobody_uses_goes_first_the_oldest_before_others() -> None:
     assert machine.resident == {"b", "c", "d"}
 
 
-def test_an_account_that_asks_for_ever_others_pushes_out_its_own() -> None:
+def test_account_that_loads_many_models_evicts_its_own() -> None:
     """An honest client's one model stays, whatever a hostile one asks for, and how often it touches that one, too."""
     machine = Machine(2, of_sizes(mine=1, c=1, d=1, e=1))
     machine.ask("honest", "mine")
@@ -96,7 +96,7 @@ def test_equals_take_turns() -> None:
     st.integers(1, 6),
     st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from("abcd"), st.floats(0, 5)), max_size=60),
 )
-def test_memory_and_loading_are_bounded_whoever_asks(limit: int, asked: list[tuple[str, str, float]]) -> None:
+def test_memory_and_loading_are_bounded(limit: int, asked: list[tuple[str, str, float]]) -> None:
     machine = Machine(limit, of_sizes(a=1, b=1, c=1, d=1))
     for account, name, seconds in asked:
         machine.now += seconds

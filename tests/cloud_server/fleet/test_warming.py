@@ -54,6 +54,6 @@ def test_cuts_and_sizes_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         ("warm_up = {sizes = [1]}", "sizes"),
     ],
 )
-def test_what_cannot_be_run_is_said_by_name(tmp_path: Path, more: str, says: str) -> None:
+def test_failed_warm_up_is_reported_by_name(tmp_path: Path, more: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         load(tmp_path, more)

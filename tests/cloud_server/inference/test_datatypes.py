@@ -63,7 +63,7 @@ def test_not_a_number_is_one_where_it_can_be_said() -> None:
         ("", 1),
     ],
 )
-def test_what_is_no_element(name: str, value: Any) -> None:
+def test_invalid_elements(name: str, value: Any) -> None:
     with pytest.raises(InputMismatch):
         pack([value], name, "x")
 

@@ -60,7 +60,7 @@ class TestAnswers:
         assert asker.call("ServerLive").live and asker.call("ServerReady").ready
         assert asker.call("ModelReady", pb.ModelReadyRequest(name="residual", version="1")).ready
 
-    def test_what_is_served(self, asker: Asker) -> None:
+    def test_served_models_and_metadata(self, asker: Asker) -> None:
         assert asker.call("ServerMetadata").name == "isthmus"
         assert [one.name for one in asker.call("RepositoryIndex").models] == ["nameless", "residual"]
         found = asker.call("ModelMetadata", pb.ModelMetadataRequest(name="residual"))
@@ -180,7 +180,7 @@ def test_each_refusal_has_its_own_words(asker: Asker, what: str) -> None:
     same(asker.infer(asked(x)), x)
 
 
-def test_methods_that_are_not_had(asker: Asker) -> None:
+def test_unsupported_methods(asker: Asker) -> None:
     with pytest.raises(grpc.RpcError) as error:
         asker.channel.unary_unary("/inference.GRPCInferenceService/SystemSharedMemoryStatus")(b"", timeout=60)
     assert error.value.code() is CODE.UNIMPLEMENTED
@@ -252,7 +252,7 @@ class TestBounds:
             assert outputs(pb.ModelInferResponse.FromString(first.result()))
             eventually(lambda: server.core.clients == 0 and server.core.requests.kept() == (0, 0))
 
-    def test_what_an_answer_written_one_by_one_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_size_of_an_answer_in_typed_fields(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It counts before it is made; beyond `MAX_VALUES` elements together it goes as bytes."""
         x = torch.ones(3, 8)  # 33 elements come back
         with serving(engine(), limits=Limits(max_inference_bytes=1000)) as server, Asker(server.port) as asker:

@@ -9,7 +9,7 @@ from shared_hooks.errors import ServerUnavailable, TooLarge
 from shared_hooks.sharing import Owner
 
 
-def test_who_holds_the_most_is_evicted() -> None:
+def test_largest_holder_is_evicted() -> None:
     held, gone = HeldBytes(100), []
     alice, bob = Owner("alice", "1"), Owner("bob", "1")
     with (

@@ -167,7 +167,7 @@ def test_nonsense_is_no_request(server: CloudServer) -> None:
     same(ask(server, INFER, GOOD), ONES)
 
 
-def test_who_dawdles_is_evicted(server: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reader_is_evicted(server: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.rest is not None
     waiting = server.rest._waiting
     with socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE) as slow:
@@ -186,7 +186,7 @@ def test_who_dawdles_is_evicted(server: CloudServer, monkeypatch: pytest.MonkeyP
     assert connections_module.MAX_WAITING_CONNECTIONS > 3
 
 
-def test_who_leaves_leaves_nothing(server: CloudServer) -> None:
+def test_client_that_disconnects_leaves_nothing(server: CloudServer) -> None:
     request = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(GOOD)}\r\n\r\n".encode() + GOOD
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE) as hasty:
@@ -196,7 +196,7 @@ def test_who_leaves_leaves_nothing(server: CloudServer) -> None:
     eventually(lambda: ask(server, INFER, GOOD)[0] == 200)
 
 
-def test_who_may(tmp_path: Path) -> None:
+def test_access_rules(tmp_path: Path) -> None:
     alice, bob = new_token(), new_token()
     path = tmp_path / "identities.toml"
     quota = '[identities.alice]\nrequests_per_minute = 6\n[identities.bob]\ncuts = ["second"]\n'
@@ -270,11 +270,11 @@ def test_tls_and_certificates(tmp_path: Path) -> None:
         ({"Host": "[::1]:8000"}, 200),
     ],
 )
-def test_a_page_of_somebody_elses_asks_in_vain(server: CloudServer, headers: dict[str, str], status: int) -> None:
+def test_cross_origin_page_is_refused(server: CloudServer, headers: dict[str, str], status: int) -> None:
     assert ask(server, INFER, GOOD, headers=headers)[0] == status
 
 
-def test_nobody_is_asked_to_come_back_too_early(server: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_is_rounded_up(server: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry-After is in whole seconds: rounded up."""
     error = QuotaExceeded("used up")
     error.retry_after_seconds = 1.2

@@ -74,7 +74,7 @@ class TestAnswers:
         assert status == 413 and "max_inference_bytes" in message["error"]
 
 
-def test_what_nobody_foresaw_is_logged_within_what_its_caller_may(
+def test_unexpected_errors_are_logged_within_the_callers_limit(
     server: CloudServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = io.StringIO()
@@ -120,7 +120,7 @@ class TestMemory:
 
 
 class TestPlaces:
-    def test_one_account_keeps_no_other_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_account_cannot_exclude_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         entered, opened = threading.Event(), threading.Event()
         served = engine()
         compute = served.compute
@@ -175,7 +175,7 @@ class TestPlaces:
 
 
 class TestHooks:
-    def test_an_answer_that_went_and_the_next_request_before_they_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_answer_sent_just_before_the_next_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Hooks hear that an answer went; the end of its work does not touch the next request's."""
         sent: list[Any] = []
         heard, entered, opened = threading.Event(), threading.Event(), threading.Event()
@@ -218,7 +218,7 @@ class TestHooks:
                 connection.close()
 
 
-def test_who_is_revoked_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revoked_caller_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(active_calls, "LEAVE_SECONDS", 0.1)
     alice, opened, entered = new_token(), threading.Event(), threading.Event()
@@ -274,7 +274,7 @@ class TestTls:
             waiting = server.rest._waiting
             eventually(lambda: len(waiting) == 0)
 
-    def test_an_older_handshake_lets_nobody_in(self, tls: Tls, mine: ssl.SSLContext) -> None:
+    def test_earlier_handshake_grants_nothing(self, tls: Tls, mine: ssl.SSLContext) -> None:
         def visit(session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
             with socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE) as plain:
                 try:

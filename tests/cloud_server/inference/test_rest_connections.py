@@ -47,9 +47,7 @@ def connected(server: CloudServer, address: str = "127.0.0.1") -> socket.socket:
     return socket.create_connection(("127.0.0.1", port_of(server)), PATIENCE, (address, 0))
 
 
-def test_refusals_that_nobody_fetches(
-    server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfetched_refusals(server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.rest is not None
     server.rest._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # what it accepts inherits that
     with socket.socket() as lazy:
@@ -64,7 +62,7 @@ def test_refusals_that_nobody_fetches(
     assert len(waiting) == 0
 
 
-def test_a_request_and_each_piece_of_it_begin_the_wait_again(server: CloudServer, waiting: WaitingCalls) -> None:
+def test_timeout_restarts_with_each_piece(server: CloudServer, waiting: WaitingCalls) -> None:
     def since() -> float:
         (place,) = waiting._places
         return place.since or 0.0
@@ -81,7 +79,7 @@ def test_a_request_and_each_piece_of_it_begin_the_wait_again(server: CloudServer
             eventually(lambda: since() > 0)
 
 
-def test_a_body_has_its_time_however_steadily_it_comes() -> None:
+def test_body_has_a_total_timeout() -> None:
     with serving(engine(), limits=Limits(deadline_seconds=0.3), rest="127.0.0.1:0") as server:
         reported = threading.Event()
         with connected(server) as steady:
@@ -100,7 +98,7 @@ def test_a_body_has_its_time_however_steadily_it_comes() -> None:
         assert answer.startswith(b"HTTP/1.1 504") and b"connection: close" in answer
 
 
-def test_who_is_refused_before_his_body_came_is_listened_to_no_more(
+def test_body_of_a_refused_request_is_not_read(
     server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "LINGER_SECONDS", 0.1)
@@ -125,7 +123,7 @@ def test_who_is_refused_before_his_body_came_is_listened_to_no_more(
     same(ask(server, INFER, GOOD), ONES)
 
 
-def test_who_costs_too_much_is_read_later(
+def test_expensive_caller_is_read_later(
     server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what was shown last on the connection, at first its address: before anything of it is parsed."""
@@ -154,7 +152,7 @@ def test_who_costs_too_much_is_read_later(
         assert paid.count(dear) >= 4 and set(paid) == {dear}
 
 
-def test_what_takes_long_to_parse_lets_others_have_their_turn(
+def test_slow_parsing_does_not_block_others(
     server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[int] = []

@@ -60,14 +60,14 @@ def got(server: CloudServer, path: str, method: str = "GET", **headers: str) -> 
         ("/try/heads/a%20b.onnx", "application/octet-stream", b"\0\1"),
     ],
 )
-def test_what_is_shown(path: str, kind: str, body: bytes, server: CloudServer) -> None:
+def test_dashboard_content(path: str, kind: str, body: bytes, server: CloudServer) -> None:
     status, headers, found = got(server, path)
     assert (status, headers["content-type"], found) == (200, kind, body)
     assert "default-src 'none'" in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_page_lies_behind_a_slash(server: CloudServer) -> None:
+def test_page_redirects_to_a_trailing_slash(server: CloudServer) -> None:
     status, headers, _ = got(server, "/try")
     assert (status, headers["location"]) == (308, "/try/")
 
@@ -95,7 +95,7 @@ def test_nothing_else_is(path: str, server: CloudServer) -> None:
     assert status == 404 and b"error" in body and b"secret" not in body.replace(b"secret.json", b"")
 
 
-def test_only_by_get_and_from_this_server(server: CloudServer) -> None:
+def test_page_is_read_by_get_from_the_same_origin_only(server: CloudServer) -> None:
     assert got(server, "/try/page.js", "POST", **{"Content-Length": "0", "Content-Type": "application/json"})[0] == 404
     assert got(server, "/try/page.js", Origin="http://elsewhere.example")[0] == 403
 

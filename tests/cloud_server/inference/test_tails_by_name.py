@@ -85,7 +85,7 @@ def refused(asker: Asker, request: pb.ModelInferRequest, code: grpc.StatusCode, 
     assert (error.value.code(), says in error.value.details()) == (code, True), error.value.details()
 
 
-def test_what_a_stranger_may_send(asker: Asker, wrapped: WrappedModel) -> None:
+def test_hostile_requests_to_tails(asker: Asker, wrapped: WrappedModel) -> None:
     cut = cuts(wrapped)[0]
     given = tensors(wrapped, cut)
     name, value = next(iter(given.items()))
@@ -131,7 +131,7 @@ def test_any_batch_is_exact(asker: Asker, wrapped: WrappedModel, rows: int) -> N
         assert all(torch.equal(found[one], wanted[one]) for one in wanted)
 
 
-def test_without_tails_there_is_none() -> None:
+def test_tails_are_not_served_unless_asked() -> None:
     with (
         serving(ServedModel(entry(), torch.device("cpu"))) as server,
         Asker(server.port) as asker,

@@ -225,7 +225,7 @@ def test_an_edge_alone(kind: type[Keeps]) -> None:
         assert refused < 3
 
 
-def test_what_cannot_be_put_back_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrecoverable_change_is_reported_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with WrappedModel(WritesABuffer().eval()) as edge:
         edge.plan(X)
         for x in (X * FAR, X):

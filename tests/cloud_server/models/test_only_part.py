@@ -143,7 +143,7 @@ def test_generation_by_parts(tmp_path: Path) -> None:
             SplitGenerator(client, ["model.layers.0", "model.layers.3"]).generate(**asked, do_sample=False)
 
 
-def test_what_is_no_part_is_refused(tmp_path: Path) -> None:
+def test_unknown_part_is_refused(tmp_path: Path) -> None:
     spec = deep(tmp_path)
     for only, error, says in (
         (("two", "stem"), CutRefused, "stem does not come after two"),

@@ -108,7 +108,7 @@ def test_a_tail_that_raises(client: CoreClient, edge: WrappedModel) -> None:
     value(client, 2)
 
 
-def test_what_failed_leaves_nothing_behind_for_pythons_collector(edge: WrappedModel) -> None:
+def test_failed_request_frees_its_memory_at_once(edge: WrappedModel) -> None:
     """8 KiB of Zstandard are 256 MiB decoded, which nobody counts once the request is over."""
     lifecycle, seen = Lifecycle("cloud"), []
     lifecycle.on(Stage.AFTER_DECODE)(lambda event: seen.append(weakref.ref(event.value)))

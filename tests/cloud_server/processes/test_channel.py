@@ -56,7 +56,7 @@ def test_messages_arrive_whole() -> None:
         struct.pack("<II", 1, 10) + b"{}",
     ],
 )
-def test_what_no_message_is(pair: Pair, data: bytes) -> None:
+def test_invalid_messages(pair: Pair, data: bytes) -> None:
     channel, peer = pair
     peer.sendall(data)
     peer.shutdown(socket.SHUT_WR)
@@ -72,7 +72,7 @@ def test_half_a_message_is_waited_for_and_no_longer(pair: Pair) -> None:
     peer.sendall(b"}")
 
 
-def test_who_takes_nothing_is_waited_for_no_longer(pair: Pair) -> None:
+def test_send_to_a_hanging_worker_times_out(pair: Pair) -> None:
     """A worker that hangs before it reads: a header larger than the socket's buffer would wait for good."""
     with pytest.raises(TimeoutError):
         pair[0].send({}, bytes(16 << 20), seconds=0.05)

@@ -74,7 +74,7 @@ def test_all_idle_workers_are_killed(pool: Pool, client: CoreClient, edge: Wrapp
         pool.crew.on_warm = lambda warm: None
 
 
-def test_one_that_is_stopped_and_one_that_hangs(
+def test_stopped_and_hanging_workers_are_replaced(
     pool: Pool, client: CoreClient, edge: WrappedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crew, "STOPPED_SECONDS", 0.5)
@@ -89,7 +89,7 @@ def test_one_that_is_stopped_and_one_that_hangs(
     assert failed is not None and failed.error == "TooLarge" and "without coming back to Python" in failed.message
 
 
-def test_one_that_has_answered_enough_is_replaced_by_one_that_is_warm(
+def test_worker_is_replaced_after_its_number_of_requests(
     pool: Pool, client: CoreClient, edge: WrappedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact(client, edge, 1)
@@ -106,7 +106,7 @@ def test_one_that_has_answered_enough_is_replaced_by_one_that_is_warm(
     assert pool.crew.deaths == deaths
 
 
-def test_a_payload_that_is_kept_is_nobody_elses(
+def test_kept_payload_is_private(
     pool: Pool, client: CoreClient, edge: WrappedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A hook in the worker keeps what crossed: its memory is not used again until the hook lets go."""

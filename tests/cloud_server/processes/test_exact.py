@@ -70,7 +70,7 @@ def test_a_file(core: Core, client: CoreClient, edge: WrappedModel) -> None:
 @pytest.mark.parametrize(
     ("mood", "says"), [(deadly.RAISE, "ValueError: twenty-six"), (deadly.SYSTEM_EXIT, "SystemExit: 4")]
 )
-def test_what_a_model_raises(client: CoreClient, edge: WrappedModel, mood: int, says: str) -> None:
+def test_errors_of_the_model(client: CoreClient, edge: WrappedModel, mood: int, says: str) -> None:
     ask(client, 1, edge.forward(torch.full((2, 8), float(mood)), end="second"))
     failed = client.answer(1).failed
     assert failed is not None and (failed.error, failed.message) == ("ModelFailed", says)

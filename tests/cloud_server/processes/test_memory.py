@@ -58,7 +58,7 @@ def test_a_block_lives_as_long_as_a_view_of_it(memory: SharedMemory) -> None:
     assert memory.mapping.offset(memory.allocate(10)) == start, "the lowest free place is used first"
 
 
-def test_both_sides_see_the_same(memory: SharedMemory) -> None:
+def test_shared_block_is_visible_to_both_processes(memory: SharedMemory) -> None:
     theirs = Mapping(memory.fd, memory.nbytes)
     block = memory.allocate(1000)
     block[:3] = b"abc"
@@ -114,7 +114,7 @@ def test_many_threads(memory: SharedMemory) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages stay")
-def test_what_is_free_goes_back_to_the_system() -> None:
+def test_freed_memory_returns_to_the_system() -> None:
     memory = SharedMemory(KEPT_BYTES + 64 * PAGE)
     try:
         block = memory.allocate(KEPT_BYTES + 64 * PAGE)

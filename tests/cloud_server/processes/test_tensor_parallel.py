@@ -88,7 +88,7 @@ def test_sessions_take_turns(server: Process, specs: dict[str, Path]) -> None:
             assert torch.equal(generate(first.model, stopping_criteria=[between]), plain[0])
 
 
-def test_what_is_refused(server: Process, specs: dict[str, Path]) -> None:
+def test_refusals(server: Process, specs: dict[str, Path]) -> None:
     with client(server, specs["llama"]) as edge:
         for cut in ("model.layers.1.mlp", "model.layers.1.self_attn.q_proj", "model.norm"):
             with SplitGenerator(edge, cut) as split, pytest.raises(CutRefused, match="cut after whole blocks"):

@@ -94,7 +94,7 @@ def test_a_trial_that_takes_too_much_is_ended_and_the_cut_served(
     assert "could not be tried" in caplog.text
 
 
-def test_who_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_which_cuts_are_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own, library = identity("doubled"), Identity("m", "w", "s", "p", layers=3, packages=("timm", "torch"))
     silent = Identity("m", "w", "s", layers=3, packages=("mine",))
     for mode, wanted in (("auto", [own]), ("always", [own, library]), ("never", [])):
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_written_to_costs_another_trial_only(monkeypatch
     tried(trials, identity("doubled"), "0")
 
 
-def test_nobody_is_let_past_a_trial_that_is_under_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_requests_wait_for_a_running_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mine, trials = identity("doubled"), Trials([], folder=tmp_path)
     begun, continues, over = threading.Event(), threading.Event(), list[int]()
 

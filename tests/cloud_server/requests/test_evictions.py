@@ -108,7 +108,7 @@ def test_half_uploads_that_take_all_places(core: Core, stream: Streams) -> None:
     assert len(core.requests._live) == 63
 
 
-def test_many_that_hold_as_little_each_wait_no_longer_than_they_are_idle(core: Core, stream: Streams) -> None:
+def test_equal_small_holders_are_evicted_when_idle(core: Core, stream: Streams) -> None:
     hostile = [stream(f"hostile {number}") for number in range(7)]
     for client in hostile:
         client.send(*(header(id, SMALL) for id in range(9)))
@@ -260,7 +260,7 @@ def test_an_answer_larger_than_all_may_be_is_refused() -> None:
         assert failed is not None and failed.error == "TooLarge" and "max_answer_bytes" in failed.message
 
 
-def test_all_is_zero_when_everybody_has_left(core: Core, stream: Streams) -> None:
+def test_counters_return_to_zero(core: Core, stream: Streams) -> None:
     clients = [stream(f"client {number}", f"address{number % 2}") for number in range(6)]
     for client in clients:
         client.send(header(1, LARGE), header(2, SMALL))

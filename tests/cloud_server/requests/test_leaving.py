@@ -21,7 +21,7 @@ def core() -> Iterator[Core]:
         yield core
 
 
-def test_gone_before_its_request_is_admitted(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_ends_before_admission(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     client, crossing = CoreClient(core), make_crossing(3)
     client.send(upload(crossing))
     admit = core.requests.admit
@@ -37,7 +37,7 @@ def test_gone_before_its_request_is_admitted(core: Core, monkeypatch: pytest.Mon
     assert core.wait_idle(0) and core.wait_gone(0)
 
 
-def test_gone_while_hooks_hear_of_its_request(core: Core) -> None:
+def test_stream_ends_during_hooks(core: Core) -> None:
     client, crossing = CoreClient(core), make_crossing(3)
     ends: list[Event] = []
     core.lifecycle.on(Stage.BEFORE_REQUEST)(lambda _: client.leave())
@@ -48,7 +48,7 @@ def test_gone_while_hooks_hear_of_its_request(core: Core) -> None:
     assert core.wait_idle(0) and core.wait_gone(0)
 
 
-def test_given_up_right_after_it_was_admitted(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_cancelled_right_after_admission(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     client, crossing = CoreClient(core), make_crossing(3)
     client.send(upload(crossing))
     admit, ends = core.requests.admit, list[Event]()

@@ -28,26 +28,26 @@ def served(line: FairQueue, most: int, seconds: float = 1.0) -> list[str]:
 
 
 class TestWhoIsTakenAlong:
-    def test_jobs_of_one_kin_of_all_clients(self) -> None:
+    def test_tasks_with_one_key_of_all_clients_are_batched(self) -> None:
         line = FairQueue()
         for number, batch_key in enumerate((KIN, "another cut", KIN, None, KIN)):
             line.put(Task(f"{number}", Payer(f"{number}"), batch_key))
         assert [served(line, 16) for _ in range(4)] == [["0", "2", "4"], ["1"], ["3"], []]
 
-    def test_jobs_without_kin_are_never_together(self) -> None:
+    def test_tasks_without_a_key_are_never_batched(self) -> None:
         line = FairQueue()
         for number in range(3):
             line.put(Task(f"{number}", Payer(f"{number}")))
         assert [len(served(line, 16)) for _ in range(3)] == [1, 1, 1]
 
-    def test_a_clients_jobs_are_done_in_their_order(self) -> None:
+    def test_tasks_of_a_client_keep_their_order(self) -> None:
         line = FairQueue()
         for job, batch_key in (("a1", KIN), ("a2", KIN), ("a3", None), ("a4", KIN)):
             line.put(Task(job, Payer("a"), batch_key))
         line.put(Task("b1", Payer("b"), KIN))
         assert [served(line, 16) for _ in range(3)] == [["a1", "a2", "b1"], ["a3"], ["a4"]]
 
-    def test_rows_are_what_is_bounded_and_smaller_jobs_fill_what_is_left(self) -> None:
+    def test_batch_is_bounded_by_rows_and_filled_by_small_tasks(self) -> None:
         line = FairQueue()
         for job, rows in (("a", 2), ("b", 3), ("c", 1), ("d", 2)):
             line.put(Task(job, Payer(job), KIN, rows))
@@ -56,7 +56,7 @@ class TestWhoIsTakenAlong:
         assert [task.work for task in line.take_batchable({first.batch_key}, 3 - first.rows)] == ["c"]
         assert line.waiting(KIN) == 5
 
-    def test_one_that_has_left_is_not_taken(self) -> None:
+    def test_removed_task_is_not_taken(self) -> None:
         line = FairQueue()
         tasks = [line.put(Task(f"{number}", Payer(f"{number}"), KIN)) for number in range(3)]
         line.remove(tasks[1])
@@ -64,7 +64,7 @@ class TestWhoIsTakenAlong:
 
 
 class TestFairness:
-    def test_a_client_that_asks_little_is_in_the_next_group_however_many_the_others_have_in_line(self) -> None:
+    def test_light_client_joins_the_next_batch(self) -> None:
         line = FairQueue()
         for number in range(40):
             line.put(Task("heavy", Payer("heavy", f"{number % 8}"), KIN))
@@ -82,7 +82,7 @@ class TestFairness:
         had = Counter(job for _ in range(30) for job in served(line, 4))
         assert had["two"] == pytest.approx(2 * had["one"], rel=0.1)
 
-    def test_jobs_of_no_kin_have_their_part_of_the_time(self) -> None:
+    def test_tasks_without_a_key_get_their_share(self) -> None:
         """A group of four takes as long as one job alone."""
         line = FairQueue()
         for number in range(4):
@@ -93,7 +93,7 @@ class TestFairness:
         turns = Counter(served(line, 4)[0] for _ in range(40))
         assert turns["alone"] == pytest.approx(turns["kin"], abs=4)
 
-    def test_each_is_thought_to_take_its_part(self) -> None:
+    def test_expected_time_is_divided_by_rows(self) -> None:
         line = FairQueue()
         for _ in range(3):
             for number in range(4):
@@ -136,20 +136,20 @@ class TestDelay:
         crowd.workers.stop()
 
     @pytest.mark.parametrize("count", [1, 2])
-    def test_nobody_else_waits_for_it(self, count: int) -> None:
+    def test_other_tasks_do_not_wait_for_the_batch(self, count: int) -> None:
         crowd = Crowd(most=3, delay=1e6, count=count)
         crowd.add(Task(crowd.work, Payer("a"), KIN))
         crowd.add(Task(crowd.work, Payer("b")))
         crowd.wait(1 if count == 2 else 2)
         crowd.workers.stop()
 
-    def test_the_end_of_the_server_is_not_held_up(self) -> None:
+    def test_stopping_does_not_wait_for_a_batch(self) -> None:
         crowd = Crowd(most=3, delay=1e6)
         crowd.add(Task(crowd.work, Payer("a"), KIN))
         crowd.workers.stop(PATIENCE)
         crowd.wait(1)
 
-    def test_what_a_client_sends_at_once_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_batch_waits_for_requests_sent_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(scheduler, "AT_ONCE_SECONDS", 1e6)
         crowd = Crowd(most=8)
         for _ in range(3):
@@ -172,7 +172,7 @@ class TestDelay:
         crowd.wait(1)
         crowd.workers.stop()
 
-    def test_nor_one_of_a_size_that_is_preferred(self) -> None:
+    def test_batch_of_a_preferred_size_waits_no_longer(self) -> None:
         crowd = Crowd(most=8, delay=1e6, preferred=(3,))
         for number in range(3):
             crowd.add(Task(crowd.work, Payer(f"{number}"), KIN))
@@ -181,7 +181,7 @@ class TestDelay:
         crowd.workers.stop()
 
 
-def test_of_those_that_wait_as_many_are_taken_as_is_preferred() -> None:
+def test_preferred_batch_size_is_taken() -> None:
     held = threading.Event()
     crowd = Crowd(most=8, preferred=(2, 4))
     crowd.add(Task(lambda: held.wait(PATIENCE), Payer("holder")))
@@ -211,7 +211,7 @@ def test_a_batch_holds_no_more_memory_than_one_request_may() -> None:
     assert [task.work for task in scheduler.next_batch()] == ["b"]
 
 
-def test_one_that_a_batch_would_be_too_late_for_goes_first_and_alone() -> None:
+def test_task_that_a_batch_would_delay_goes_first_and_alone() -> None:
     scheduler = Scheduler(1, BatchLimits(8))
     for _ in range(3):
         for name in "abc":
@@ -222,7 +222,7 @@ def test_one_that_a_batch_would_be_too_late_for_goes_first_and_alone() -> None:
     assert [[task.work for task in scheduler.next_batch()] for _ in range(2)] == [["b"], ["a", "c"]]
 
 
-def test_who_spoilt_a_batch_goes_alone_and_with_a_second_client_its_account() -> None:
+def test_client_that_failed_a_batch_is_isolated_then_its_account() -> None:
     scheduler = Scheduler(1, BatchLimits(8))
 
     def batches(*payers: Payer) -> list[int]:

@@ -81,7 +81,7 @@ class TestTurnedAway:
             run.at(0.1 + 0.002 * number, lambda: run.line.turned_away(flood))
         return run.used
 
-    def test_a_client_that_asks_for_more_than_its_share_gets_half_of_it(self) -> None:
+    def test_overloading_client_gets_half_its_share(self) -> None:
         run = Simulation()
         used = self.flood(run, 30)
         run.run(30)
@@ -89,7 +89,7 @@ class TestTurnedAway:
         assert used["flood"] == pytest.approx(sum(honest) / 6, rel=0.15)
         assert sum(honest) >= 0.8 * 30
 
-    def test_and_all_of_it_soon_after(self) -> None:
+    def test_client_gets_its_whole_share_later(self) -> None:
         run = Simulation()
         used = self.flood(run, 10)
         run.run(10 + 5)
@@ -97,7 +97,7 @@ class TestTurnedAway:
         run.run(35)
         assert used["flood"] - before >= 0.23 * 20
 
-    def test_who_is_alone_loses_nothing_by_it(self) -> None:
+    def test_lone_payer_is_not_slowed(self) -> None:
         run, flood = Simulation(), Payer("flood")
         run.backlogged(flood, around(0.01, 9))
         for number in range(1000):
@@ -105,7 +105,7 @@ class TestTurnedAway:
         run.run(10)
         assert run.used["flood"] >= 9.9
 
-    def test_unknown_ones_are_no_mistake(self) -> None:
+    def test_unknown_clients_are_allowed(self) -> None:
         line = FairQueue()
         line.turned_away(Payer("nobody"))
         line.put(Task(1, Payer("somebody")))
@@ -114,7 +114,7 @@ class TestTurnedAway:
 
 
 class TestNobodyStarves:
-    def test_beside_clients_that_are_new_all_the_time(self) -> None:
+    def test_share_beside_ever_new_clients(self) -> None:
         """Accounts that come once and never return, and together would take all the time there is."""
         run, old = Simulation(), Payer("old")
         run.backlogged(old, itertools.repeat(0.01))
@@ -155,7 +155,7 @@ class TestNoCredit:
         run.run((idle + 200) * mean)
         assert run.used["busy"] - before >= 0.9 * 100 * mean
 
-    def test_nor_for_work_that_was_thought_long_and_was_short(self) -> None:
+    def test_overestimated_task_is_not_overcharged(self) -> None:
         line = FairQueue()
         for number in range(50):
             line.put(Task(number, Payer("a")))
@@ -175,7 +175,7 @@ class TestOrder:
         puts=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), LENGTHS, st.booleans()), max_size=60),
         workers=st.integers(1, 3),
     )
-    def test_of_coming_within_a_client_and_everything_that_stays_is_done(
+    def test_order_within_a_client_and_completeness(
         self, puts: list[tuple[str, str, float, bool]], workers: int
     ) -> None:
         run = Simulation(workers)
@@ -193,7 +193,7 @@ class TestOrder:
         never = len(puts) - len(run.order)
         assert never <= len(left)
 
-    def test_one_that_left_is_never_taken_and_may_leave_again(self) -> None:
+    def test_removed_task_may_be_removed_again(self) -> None:
         line = FairQueue()
         places = [line.put(Task(name, Payer("a", name))) for name in "abc"]
         line.remove(places[1])
@@ -233,7 +233,7 @@ class TestForecast:
 
 
 class TestMemory:
-    def test_of_flows_that_come_once_and_of_ones_that_join_and_leave(self) -> None:
+    def test_short_lived_and_changing_flows(self) -> None:
         shares: Flows[int] = Flows()
         shares.wait(-1)
         for number in range(20_000):

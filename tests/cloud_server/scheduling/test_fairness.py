@@ -48,7 +48,7 @@ def test_the_same_account_serves_its_clients_in_turn() -> None:
     assert order((Caller("a:1"), "f", 4), (Caller("a:2"), "h", 1)).index("h") <= 1
 
 
-def test_who_waits_hears_of_its_own_waits() -> None:
+def test_reported_waits_are_the_accounts_own() -> None:
     gate = Gate()
     with Core([FakeEngine(gate)], SMALL) as core:
         flood, honest = Caller("a", identity="flood"), Caller("b", identity="honest")

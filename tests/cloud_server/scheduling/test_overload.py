@@ -57,7 +57,7 @@ class Overloaded(Simulation):
 class TestFiveTimesWhatTheServerCan:
     """One account offers 4.1 times the capacity, three others 0.3 each."""
 
-    def test_the_honest_have_their_share_in_time_and_nothing_piles_up(self) -> None:
+    def test_honest_clients_keep_their_share_under_overload(self) -> None:
         run, seconds, warm = Overloaded(deadline=0.3), 40.0, 5.0
         run.offer(Payer("hostile"), 410, seconds)
         honest = [Payer(f"honest {number}") for number in range(3)]
@@ -73,7 +73,7 @@ class TestFiveTimesWhatTheServerCan:
         assert sum(good) + run.good["hostile"] >= 0.95 * capacity, "nothing is computed in vain"
         assert run.longest <= 5 * 0.3 / TAKES
 
-    def test_who_stays_below_its_share_notices_nothing(self) -> None:
+    def test_account_below_its_share_is_unaffected(self) -> None:
         run, seconds = Overloaded(deadline=0.3), 40.0
         run.offer(Payer("hostile"), 480, seconds)
         honest = [Payer(f"honest {number}") for number in range(3)]
@@ -147,7 +147,7 @@ class TestInTheCore:
                 assert all(each.answer(id).reply for id in ids), "who has the time, and other accounts, are answered"
             assert engine.computed == 7
 
-    def test_what_waited_too_long_to_be_in_time_is_not_computed(self) -> None:
+    def test_request_that_waited_past_its_deadline_is_not_computed(self) -> None:
         """It was in time when it came; then the one before it took longer than they do."""
         gate = Gate()
         gate.opened.set()
@@ -167,7 +167,7 @@ class TestInTheCore:
             failed = client.answer(2).failed
             assert failed is not None and failed.error == "DeadlineExceeded" and engine.computed == 2
 
-    def test_what_was_cancelled_or_left_is_not_computed(self) -> None:
+    def test_cancelled_requests_are_not_computed(self) -> None:
         gate = Gate()
         engine = FakeEngine(gate)
         with Core([engine], SMALL) as core:

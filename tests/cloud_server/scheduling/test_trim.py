@@ -5,7 +5,7 @@ from __future__ import annotations
 from cloud_server.scheduling.scheduler import STEP_BYTES, Trim
 
 
-def test_only_after_much_was_let_go() -> None:
+def test_memory_is_trimmed_after_large_frees() -> None:
     trim = Trim()
     calls: list[int] = []
     trim._trim = calls.append

@@ -48,7 +48,7 @@ def test_a_fact_that_differs_is_named_in_their_place() -> None:
     assert "norm: eps: client 0.001, server 1e-05" in text and "setting" not in text
 
 
-def test_what_cannot_change_a_result_is_welcome_and_noted() -> None:
+def test_harmless_difference_is_accepted_with_a_note() -> None:
     client = greeted({EPS: "1e-05", GROUPS: "1"})
     assert client.session._error is None
     (note,) = client.others[0].welcome.notes
@@ -75,7 +75,7 @@ def test_facts_that_are_all_alike_explain_no_digest() -> None:
     assert "model_configuration" in str(refusal({EPS: "1e-05"}))
 
 
-def test_what_differs_in_a_thousand_places_is_reported_in_some() -> None:
+def test_many_differences_are_reported_in_part() -> None:
     text = str(refusal({("set", f"layer{number}", "eps"): "1" for number in range(1000)}))
     assert len(text) < 6000 and "more" in text
 
@@ -108,7 +108,7 @@ def test_facts_are_wanted_where_digests_differ_and_they_did_not_come() -> None:
     assert not wanted(b"", protocol_version=9)
 
 
-def test_nobody_reads_facts_where_the_digests_are_alike() -> None:
+def test_facts_are_not_read_if_digests_agree() -> None:
     client = greeted(b"junk", environment=dict(FakeEngine().identity.environment))
     assert client.session._error is None
 

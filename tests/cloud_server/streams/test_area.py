@@ -38,7 +38,7 @@ def reported(file: int, **changes: object) -> split_pb2.Area:
 
 
 @pytest.mark.parametrize("peer", [HERE, "ipv6:[::1]:7", "unix:"])
-def test_what_lies_there_is_read(file: int, peer: str) -> None:
+def test_payload_in_shared_memory_is_read(file: int, peer: str) -> None:
     area = ReceiveArea.opened(reported(file), peer)
     assert area is not None
     os.pwrite(file, b"hello", 4096)
@@ -52,12 +52,12 @@ def test_what_lies_there_is_read(file: int, peer: str) -> None:
     "changes",
     [{"nonce": NONCE[::-1]}, {"nonce": b""}, {"nbytes": 0}, {"nbytes": 1 << 63}, {"fd": 1 << 30}, {"pid": 1 << 31}],
 )
-def test_what_is_not_as_announced_is_not_used(file: int, changes: dict[str, object]) -> None:
+def test_area_unlike_its_announcement_is_not_used(file: int, changes: dict[str, object]) -> None:
     assert ReceiveArea.opened(reported(file, **changes), HERE) is None
 
 
 @pytest.mark.parametrize("peer", ["ipv4:10.0.0.1:5", "ipv6:[fe80::1]:7", "", "unknown"])
-def test_nobody_elsewhere_is_believed(file: int, peer: str) -> None:
+def test_shared_memory_is_refused_for_remote_clients(file: int, peer: str) -> None:
     assert ReceiveArea.opened(reported(file), peer) is None
 
 
@@ -78,7 +78,7 @@ def test_the_servers_own_memory_is_no_clients() -> None:
     memory.close()
 
 
-def test_it_may_be_smaller_than_announced(file: int) -> None:
+def test_area_may_be_smaller_than_announced(file: int) -> None:
     area = ReceiveArea.opened(reported(file), HERE)
     assert area is not None
     for offset, nbytes in ((NBYTES - 4, 5), (1 << 63, 1)):
@@ -114,7 +114,7 @@ def test_a_request_is_answered_from_there(core: Core, file: int) -> None:
     assert bytes(client.answer(4).data) == b"doog"
 
 
-def test_without_an_area_there_is_none(core: Core, file: int) -> None:
+def test_no_area_unless_offered(core: Core, file: int) -> None:
     client = CoreClient(core, greet=False, caller=Caller("ipv4:10.0.0.1:5"))
     client.send(hello(area=reported(file)))
     assert not client.other("welcome").welcome.area

@@ -41,7 +41,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("data", SHAPES.values(), ids=SHAPES.keys())
-def test_it_counts_at_least_what_it_becomes(data: bytes) -> None:
+def test_crossing_counts_its_decoded_size(data: bytes) -> None:
     for _ in range(3):  # other threads of the process may allocate meanwhile, too
         gc.collect()
         tracemalloc.start()
@@ -56,7 +56,7 @@ def test_it_counts_at_least_what_it_becomes(data: bytes) -> None:
     pytest.fail(f"{taken} bytes, counted as {decoded_bytes(data)}")
 
 
-def test_what_is_kept_is_bounded_by_what_it_becomes() -> None:
+def test_kept_crossings_are_bounded_by_their_decoded_size() -> None:
     cache = CrossingCache(dataclasses.replace(Limits(), max_cuts_bytes=1 << 20))
     for number in range(20):
         data = described(inputs=[[[]] * COUNT + [number], []])

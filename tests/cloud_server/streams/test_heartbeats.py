@@ -79,7 +79,7 @@ def test_an_older_client_hears_nothing_new(core: Core, held: Held) -> None:
     assert client.answer(1).data == b"cba"
 
 
-def test_nobody_is_flooded_on_demand(core: Core) -> None:
+def test_heartbeat_interval_has_a_minimum(core: Core) -> None:
     assert greeted(core, heartbeat_ms=1).other("welcome").welcome.heartbeat_ms == 50
 
 

@@ -40,7 +40,7 @@ def begin(client: CoreClient, id: int, come: int = NBYTES) -> None:
         client.send(chunk(id, start, DATA[start : min(come, start + 400)]))
 
 
-def test_it_is_answered_once_it_is_closed(core: Core, client: CoreClient, engine: FakeEngine) -> None:
+def test_open_request_is_answered_once_closed(core: Core, client: CoreClient, engine: FakeEngine) -> None:
     begin(client, 1)
     client.ask(2, DATA)  # others go on meanwhile
     assert bytes(client.answer(2).data) == DATA[::-1]
@@ -114,7 +114,7 @@ def test_ends_that_are_refused(
     client.answer(2)
 
 
-def test_no_more_comes_than_was_announced(core: Core, client: CoreClient) -> None:
+def test_excess_bytes_are_refused(core: Core, client: CoreClient) -> None:
     client.send(announced(1, payload_bytes=500), chunk(1, 0, DATA[:600]))
     assert "overruns a payload of 500 bytes" in failure(client, 1)[1]
     assert core.requests.held_bytes == 0
@@ -138,7 +138,7 @@ def test_a_stream_that_closes_what_is_not_open_ends(client: CoreClient, what: st
 
 
 @pytest.mark.parametrize("how", ["cancelled", "left"])
-def test_one_that_comes_to_nothing_holds_nothing(core: Core, client: CoreClient, how: str) -> None:
+def test_abandoned_announcement_frees_its_memory(core: Core, client: CoreClient, how: str) -> None:
     begin(client, 1, 400)
     assert core.requests.held_bytes >= NBYTES
     if how == "cancelled":
@@ -149,7 +149,7 @@ def test_one_that_comes_to_nothing_holds_nothing(core: Core, client: CoreClient,
     assert core.requests.held_bytes == 0
 
 
-def test_its_time_counts_from_its_announcement(engine: FakeEngine) -> None:
+def test_deadline_counts_from_the_announcement(engine: FakeEngine) -> None:
     with Core([engine], dataclasses.replace(SMALL, deadline_seconds=0.05)) as core:
         client = CoreClient(core, greet=False)
         client.send(hello(), upload(CROSSING), announced(1))

@@ -19,7 +19,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_who_costs_more_than_his_share_waits_and_others_do_not(clock: Clock) -> None:
+def test_expensive_account_waits_and_others_do_not(clock: Clock) -> None:
     pace = AccountPace(0.25, clock)
     pace.spent("honest", 0.001)
     pace.spent("hostile", BURST_SECONDS)
@@ -33,7 +33,7 @@ def test_who_costs_more_than_his_share_waits_and_others_do_not(clock: Clock) -> 
     assert pace.wait("hostile") == MOST_SECONDS
 
 
-def test_who_is_alone_waits_for_nothing_and_owes_nothing_later(clock: Clock) -> None:
+def test_lone_account_neither_waits_nor_owes(clock: Clock) -> None:
     pace = AccountPace(0.25, clock)
     for _ in range(100):
         pace.spent("one", 1.0)

@@ -142,7 +142,7 @@ class TestProbe:
             stream.end()
         assert len(probe(channel, frame())) == 1
 
-    def test_one_account_has_its_part_of_streams_and_of_bytes(self) -> None:
+    def test_probes_of_an_account_are_bounded(self) -> None:
         limits = dataclasses.replace(LIMITS, max_probes_per_account=1, probe_bytes_per_minute=3_000)
         hostile, honest = Caller("a", "hostile"), Caller("b", "honest")
         with Core([ProfiledEngine()], limits) as core, core.probing(hostile) as one, core.probing(honest):
@@ -196,14 +196,14 @@ def profile(channel: grpc.Channel, model_id: str = "fake", **settings: Any) -> d
 
 
 class TestProfile:
-    def test_is_measured_once_for_equal_settings(self, channel: grpc.Channel) -> None:
+    def test_profile_is_measured_once_for_equal_settings(self, channel: grpc.Channel) -> None:
         first = profile(channel, repetitions=5, seconds=2.0)
         assert first == {"warmup": 3, "repetitions": 5, "seconds": 2.0, "number": 1}
         assert profile(channel, repetitions=5, seconds=2.0) == first
         assert profile(channel, repetitions=6, seconds=2.0)["number"] == 2
         assert profile(channel, repetitions=5, seconds=2.0, fresh=True)["number"] == 3
 
-    def test_after_one_requests_have_their_turn(self, engine: ProfiledEngine) -> None:
+    def test_requests_follow_a_profile(self, engine: ProfiledEngine) -> None:
         with Core([engine], LIMITS) as core:
             asked = split_pb2.ProfileRequest(model_id="fake", fresh=True)
             list(core.profiles.stream(asked, Caller("test")))
@@ -230,9 +230,7 @@ class TestProfile:
         found, text = status(split_pb2_grpc.SplitStub(channel).Profile(request))
         assert found == code and words in text
 
-    def test_a_client_that_leaves_ends_it_and_the_next_one_is_served(
-        self, channel: grpc.Channel, engine: ProfiledEngine
-    ) -> None:
+    def test_disconnected_client_ends_its_profile(self, channel: grpc.Channel, engine: ProfiledEngine) -> None:
         engine.hold = threading.Event()
         call = split_pb2_grpc.SplitStub(channel).Profile(split_pb2.ProfileRequest(model_id="fake"))
         assert engine.entered.wait(PATIENCE)
@@ -241,7 +239,7 @@ class TestProfile:
         engine.hold = None
         assert profile(channel)["number"] == 1
 
-    def test_the_next_one_waits_until_one_that_was_left_has_stopped(self, engine: ProfiledEngine) -> None:
+    def test_next_profile_waits_for_an_abandoned_one(self, engine: ProfiledEngine) -> None:
         entered, go = threading.Event(), threading.Event()
         measure = engine.profile
 
@@ -261,7 +259,7 @@ class TestProfile:
             go.set()
             assert json.loads(list(following)[-1].profile)["number"] == 1
 
-    def test_it_takes_a_workers_turn(self, channel: grpc.Channel, engine: ProfiledEngine) -> None:
+    def test_profile_takes_a_workers_turn(self, channel: grpc.Channel, engine: ProfiledEngine) -> None:
         engine.hold = threading.Event()
         call = split_pb2_grpc.SplitStub(channel).Profile(split_pb2.ProfileRequest(model_id="fake"))
         assert engine.entered.wait(PATIENCE)
@@ -273,7 +271,7 @@ class TestProfile:
         assert [reply for reply in call if reply.WhichOneof("reply") == "profile"]
 
     @pytest.mark.parametrize("who", [Caller("test"), Caller("other", "honest")])
-    def test_between_repetitions_it_yields(self, engine: ProfiledEngine, who: Caller) -> None:
+    def test_profile_yields_between_repetitions(self, engine: ProfiledEngine, who: Caller) -> None:
         engine.hold, engine.profile_yields = threading.Event(), True
         with Core([engine], LIMITS) as core:
             replies = core.profiles.stream(split_pb2.ProfileRequest(model_id="fake"), Caller("test"))
@@ -284,7 +282,7 @@ class TestProfile:
             engine.hold.set()
             assert list(replies)[-1].profile
 
-    def test_one_at_hand_is_answered_beside_one_that_is_measured(self, engine: ProfiledEngine) -> None:
+    def test_cached_profile_is_answered_during_a_measurement(self, engine: ProfiledEngine) -> None:
         with Core([engine], LIMITS) as core:
             kept = list(core.profiles.stream(split_pb2.ProfileRequest(model_id="fake"), Caller("test")))[-1].profile
             core.profiles._rests_until = 0.0
@@ -296,7 +294,7 @@ class TestProfile:
             engine.hold.set()
             list(measured)
 
-    def test_one_account_has_its_part_of_places_and_of_a_minute(self, engine: ProfiledEngine) -> None:
+    def test_profiles_of_an_account_are_bounded(self, engine: ProfiledEngine) -> None:
         engine.hold = threading.Event()
         limits = dataclasses.replace(LIMITS, max_profiles=4, max_profiles_per_account=1, profiles_per_minute=2)
         hostile, honest = Caller("a", "hostile"), Caller("b", "honest")

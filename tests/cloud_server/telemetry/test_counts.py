@@ -69,7 +69,7 @@ def test_requests_by_model_identity_and_reason(core: Core, registry: CollectorRe
     assert value(registry, "sessions") == 2
 
 
-def test_what_waits(registry: CollectorRegistry, core: Core) -> None:
+def test_waiting_requests(registry: CollectorRegistry, core: Core) -> None:
     client = CoreClient(core)
     client.ask(1, b"")
     assert client.answer(1)
@@ -101,7 +101,7 @@ def test_a_refusal_names_its_limit() -> None:
     assert bound(IsthmusError("nothing of the kind")) == "" and bound(ValueError("max_pending")) == ""
 
 
-def test_nobody_makes_labels_without_end() -> None:
+def test_number_of_labels_is_bounded() -> None:
     counts, registry, lifecycle = RequestCounts(["a"]), CollectorRegistry(), Lifecycle("cloud")
     registry.register(counts)
     lifecycle.register(counts)

@@ -82,7 +82,7 @@ def test_no_address_of_this_machine() -> None:
         MetricsPage("[2001:db8::1]:0")
 
 
-def test_a_page_of_somebody_elses_reads_nothing(page: MetricsPage) -> None:
+def test_cross_origin_page_reads_no_metrics(page: MetricsPage) -> None:
     """By a name of its own that leads here, or from its own origin."""
     assert ask(page, "/metrics", Host="evil.example:9464")[0] == 403
     assert ask(page, "/metrics", Origin="http://evil.example")[0] == 403

@@ -177,13 +177,13 @@ class TestStrangers:
         eventually(lambda: cloud.named("serve"))
         assert cloud.named("serve")[0].parent is None
 
-    def test_a_sound_one_is_gone_on_with(self, client: CoreClient, cloud: Memory) -> None:
+    def test_valid_trace_context_is_continued(self, client: CoreClient, cloud: Memory) -> None:
         client.ask(1, b"abc", traceparent="00-" + "1" * 32 + "-" + "2" * 16 + "-01")
         assert client.answer(1).reply
         eventually(lambda: cloud.named("serve"))
         assert trace_of(cloud.named("serve")[0]) == int("1" * 32, 16)
 
-    def test_what_was_refused_or_cancelled(self, client: CoreClient, cloud: Memory) -> None:
+    def test_refused_and_cancelled_requests(self, client: CoreClient, cloud: Memory) -> None:
         said = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
         client.ask(1, b"abc", payload_bytes=5, traceparent=said)
         client.send(header(2, make_crossing(3), traceparent=said), cancel(2))

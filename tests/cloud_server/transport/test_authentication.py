@@ -65,7 +65,7 @@ CALLS: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_who_is_refused_at_the_door_is_served_by_no_rpc(channel: grpc.Channel, call: Call) -> None:
+def test_unauthenticated_caller_is_refused_by_every_rpc(channel: grpc.Channel, call: Call) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         call(channel, ())
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -100,7 +100,7 @@ def test_a_message_that_does_not_come_is_waited_for_some_seconds(address: str, m
     server.stop(grace=1)
 
 
-def test_what_is_no_message(address: str) -> None:
+def test_invalid_messages_of_strangers(address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         for data, code in (
             ([], grpc.StatusCode.INVALID_ARGUMENT),
@@ -110,7 +110,7 @@ def test_what_is_no_message(address: str) -> None:
             assert channel.stream_unary(CHECK).future(iter(data), timeout=PATIENCE).code() is code
 
 
-def test_whoever_watches_longest_is_evicted_at_an_address_that_has_most(server: CloudServer, address: str) -> None:
+def test_longest_watch_of_the_busiest_address_is_evicted(server: CloudServer, address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         first = stub.Watch(health_pb2.HealthCheckRequest())

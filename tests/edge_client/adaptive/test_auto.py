@@ -124,7 +124,7 @@ def right(answer: Answer | Failure, output: Tensor) -> bool:
     return torch.equal(answer.output, output)
 
 
-def test_runs_where_the_controller_says_and_tells_it_what_that_took() -> None:
+def test_requests_follow_the_controller_and_report_their_times() -> None:
     reported = CallReports("body", network_ms=1e6)
     with FakeServer(fake.tails(built(small_models.Residual))) as server, auto(server, reported) as one:
         answers = []
@@ -223,7 +223,7 @@ def test_without_a_place_for_the_whole_model_the_server_is_waited_for() -> None:
         assert "hedge" not in kinds(one)
 
 
-def test_what_is_wrong_with_an_input_is_said_and_the_next_continues() -> None:
+def test_invalid_input_is_reported_and_the_run_continues() -> None:
     reported = CallReports("first", network_ms=1e6)
     values = [torch.ones(3), torch.full((3,), 200.0), torch.ones(3)]
     with FakeServer(fake.tails(built(small_models.Moody))) as server, auto(server, reported, small_models.Moody) as one:
@@ -254,7 +254,7 @@ def test_leaving_does_not_wait_for_a_first_profile() -> None:
 
 
 @pytest.mark.parametrize("stage", ["fetch_profile", "probe"])
-def test_what_is_fetched_at_first_is_left_when_it_is_asked_to_stop(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_up_can_be_interrupted(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step of both is an occasion to leave."""
 
     def going_on(*_: Any, **__: Any) -> None:
@@ -317,14 +317,14 @@ def test_a_hedge_remembers_nothing_and_leaves_nobody_waiting() -> None:
     assert not hedge._unwanted
 
 
-def test_needs_a_server_to_choose() -> None:
+def test_auto_needs_a_server() -> None:
     client = EdgeClient(None, ModelChoice(small_models.Residual(), model_id="m"), "edge-only")
     with client, pytest.raises(SpecError, match="server"):
         AutoClient(client, CallReports("body"))  # type: ignore[arg-type]
 
 
 class TestHedge:
-    def test_one_after_the_other_and_errors_where_they_belong(self) -> None:
+    def test_answers_and_errors_keep_their_order(self) -> None:
         hedge = Hedge()
         first, second = hedge.run(lambda: 1), hedge.run(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
         assert first.result(PATIENCE) == 1
@@ -332,7 +332,7 @@ class TestHedge:
             second.result(PATIENCE)
         hedge.close()
 
-    def test_one_that_waits_can_be_left(self) -> None:
+    def test_waiting_request_can_be_cancelled(self) -> None:
         hedge, gate, ran = Hedge(), threading.Event(), []
         first = hedge.run(lambda: gate.wait(PATIENCE))  # type: ignore[arg-type,return-value]
         second = hedge.run(lambda: ran.append(1))  # type: ignore[arg-type,func-returns-value,return-value]

@@ -49,7 +49,7 @@ def late_moves(run: Run, where: World) -> list[int]:
 
 @settings(max_examples=8, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=st.sampled_from(sorted(SHAPES)), seed=st.integers(0, 10_000))
-def test_over_the_trace_it_is_near_the_oracle_and_calm(shape: str, seed: int) -> None:
+def test_controller_is_near_the_oracle_with_few_moves(shape: str, seed: int) -> None:
     run, ideal, where = both(shape, seed)
     assert run.mean <= 1.10 * ideal.mean
     assert max(late_moves(run, where)) <= 1
@@ -57,7 +57,7 @@ def test_over_the_trace_it_is_near_the_oracle_and_calm(shape: str, seed: int) ->
 
 @settings(max_examples=5, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=st.sampled_from(sorted(SHAPES)), seed=st.integers(0, 10_000), noise=st.floats(0.02, 0.1))
-def test_noise_alone_makes_it_move_hardly_ever(shape: str, seed: int, noise: float) -> None:
+def test_noise_rarely_moves_the_cut(shape: str, seed: int, noise: float) -> None:
     run, ideal, _ = both(shape, seed, (20.0, 20.0, 20.0), noise=noise)
     assert run.mean <= 1.10 * ideal.mean
     assert len(run.moves) <= 4  # the first choice, and three in 45 seconds
@@ -123,7 +123,7 @@ def test_a_request_that_is_late_moves_the_next_one() -> None:
     assert is_late(sent, now)
 
 
-def test_what_is_early_means_nothing() -> None:
+def test_early_measurements_are_ignored() -> None:
     one = SplitController(EDGE, CLOUD, link(100))
     sent = one.choose(0).candidate
     one.observe_slow(50, sent.name, sent.bytes_up, int(sent.latency_ns))
@@ -216,7 +216,7 @@ def test_constraints_and_objectives_hold_for_every_choice() -> None:
         Steady(gain=2)
 
 
-def test_it_chooses_among_what_the_server_lets_it_use() -> None:
+def test_controller_chooses_among_permitted_cuts() -> None:
     one = SplitController(EDGE, CLOUD, link(100))
     first = one.choose(0).candidate.name
     others = [cut.name for cut in EDGE.cuts if cut.name not in (first, EDGE_ONLY)]
@@ -236,7 +236,7 @@ def test_it_chooses_among_what_the_server_lets_it_use() -> None:
     server=st.floats(0.2, 5),
     shape=st.sampled_from(sorted(SHAPES)),
 )
-def test_what_is_dominated_never_wins(mbit: float, rtt: float, edge: float, server: float, shape: str) -> None:
+def test_dominated_cut_never_wins(mbit: float, rtt: float, edge: float, server: float, shape: str) -> None:
     here, there = profile("edge", SHAPES[shape]), profile("cloud", SHAPES[shape])
     kept = {one.name for one in undominated(predict(here, there, link(50)))}
     now = predict(here, there, link(mbit, rtt), edge_factor=edge, server_factor=server)
@@ -292,7 +292,7 @@ def test_a_tiny_head_on_a_busy_machine_keeps_no_request_from_the_edge() -> None:
 
 
 @pytest.mark.parametrize("objective", ["latency", "bytes", "server-time", "throughput", "latency=1,bytes=0.5"])
-def test_what_is_held_may_cost_nothing_and_no_better_link_is_looked_for_then(objective: str) -> None:
+def test_held_cut_without_cost_needs_no_probe(objective: str) -> None:
     layers = funnel()
     goal = Objective.parse(objective)
     one = SplitController(profile("edge", layers), profile("cloud", layers), link(1.0), objective=goal)
@@ -302,7 +302,7 @@ def test_what_is_held_may_cost_nothing_and_no_better_link_is_looked_for_then(obj
     assert objective not in ("bytes", "server-time") or asked == [None] * 9
 
 
-def test_what_was_profiled_unsteadily_is_held_as_any_other() -> None:
+def test_unsteadily_profiled_cut_is_held_like_others() -> None:
     """It is chosen where it is the fastest even when it is slow, and then left for a gain only."""
     whole = EDGE.alone_ns.middle
     varying = replace(EDGE, bare_ns=replace(EDGE.alone_ns, q1=0.3 * whole, q3=1.3 * whole))
@@ -318,7 +318,7 @@ def test_what_was_profiled_unsteadily_is_held_as_any_other() -> None:
         assert choice.candidate.name == EDGE_ONLY and not choice.moved, choice.reason
 
 
-def test_what_is_not_ranked_for_its_unsteadiness_takes_no_other_ones_place() -> None:
+def test_unranked_cut_displaces_no_other() -> None:
     whole = EDGE.alone_ns.middle
     last = EDGE.cuts[-2]
     lucky = replace(last.stages["head"], median=0.01 * whole, middle=0.01 * whole, q1=0.001 * whole, q3=2 * whole)
@@ -329,7 +329,7 @@ def test_what_is_not_ranked_for_its_unsteadiness_takes_no_other_ones_place() -> 
         assert SplitController(varying, CLOUD, link(mbit)).choose(0).candidate.name == best.name
 
 
-def test_where_all_was_profiled_unsteadily_it_moves_as_ever() -> None:
+def test_all_unsteady_profiles_are_treated_alike() -> None:
     def shaken(cut: CutProfile) -> CutProfile:
         head = cut.stages["head"]
         wide = replace(head, q1=0.0, q3=100 * EDGE.alone_ns.middle)

@@ -74,7 +74,7 @@ def test_without_a_server_everything_runs_here_and_it_is_reported(server: Served
     assert any("no server yet, everything runs here" in line for line in said)
 
 
-def test_what_cannot_be_is_reported_before_anything_is_loaded() -> None:
+def test_impossible_options_are_reported_before_loading() -> None:
     with pytest.raises(SpecError, match='split="auto" chooses between here and a server'):
         EdgeClient(None, "digits", split="auto")
     with pytest.raises(SpecError, match='split="auto" runs the whole model here'):

@@ -40,7 +40,7 @@ def rate_of(link: Bucket, believed: float = 12.5e6, largest: int = LARGEST) -> f
 
 
 @given(mbit=st.floats(0.1, 2000), burst=st.integers(0, FIRST), largest=st.integers(2, 1 << 20))
-def test_it_tells_the_rate_whatever_a_small_bucket_lets_pass(mbit: float, burst: int, largest: int) -> None:
+def test_probe_finds_the_rate_behind_a_small_bucket(mbit: float, burst: int, largest: int) -> None:
     rate = mbit * 125_000
     found = rate_of(Bucket(rate, min(burst, largest)), largest=largest)
     assert found >= 0.99 * min(rate, 1e9)
@@ -48,7 +48,7 @@ def test_it_tells_the_rate_whatever_a_small_bucket_lets_pass(mbit: float, burst:
         assert found <= 1.7 * rate
 
 
-def test_a_slow_link_gets_little_of_it() -> None:
+def test_probes_are_small_on_a_slow_link() -> None:
     slow = Bucket(125_000)
     assert rate_of(slow) == pytest.approx(125_000)
     assert sum(slow.sent) <= 3 * FIRST  # twice, for the first was a surprise
@@ -57,7 +57,7 @@ def test_a_slow_link_gets_little_of_it() -> None:
     assert sum(again.sent) <= 1.5 * FIRST
 
 
-def test_it_grows_in_a_bucket_that_lets_it_pass() -> None:
+def test_probe_grows_within_a_large_bucket() -> None:
     link = Bucket(125_000, 48 << 10)
     assert rate_of(link) == pytest.approx(125_000, rel=0.01)
     assert max(link.sent) == 4 * FIRST
@@ -67,7 +67,7 @@ def test_a_stall_is_not_the_link() -> None:
     assert rate_of(Bucket(12.5e6, stalls=(60.0 * MS,))) == pytest.approx(12.5e6, rel=0.01)
 
 
-def test_what_does_not_come_is_at_most_so_fast() -> None:
+def test_lost_probe_bounds_the_speed() -> None:
     def never(large: int, small: int) -> tuple[float, float]:
         raise ServerUnavailable("late")
 
@@ -116,11 +116,11 @@ def test_a_link_that_could_not_move_the_choice_is_not_probed() -> None:
 
 
 @pytest.mark.parametrize(("gain", "least", "most"), [(0.9, 20, 32), (0.15, 8, 20)])
-def test_the_less_there_is_to_gain_the_rarer_it_is(gain: float, least: int, most: int) -> None:
+def test_probes_are_rarer_with_less_to_gain(gain: float, least: int, most: int) -> None:
     assert least <= len(Asked(gain).probes(60)) <= most
 
 
-def test_where_nothing_else_uses_the_link_it_may_take_its_time() -> None:
+def test_probe_of_an_idle_link_may_take_longer() -> None:
     assert len(Asked(0.15).probes(60, took=0.5, shared=False)) > 20
     assert len(Asked(0.15).probes(60, took=0.5)) < 4
 
@@ -131,7 +131,7 @@ def test_doubts_are_looked_into_soon_and_then_more_and_more_rarely() -> None:
     assert gaps[0] <= 1.5 and 5 < len(found) < 40
 
 
-def test_what_was_sent_beside_a_probe_is_known() -> None:
+def test_traffic_beside_a_probe_is_counted() -> None:
     asked = Asked()
     probing = asked.probing
     assert asked(0.0) == LARGEST and not probing.was_behind(0) and probing.shared_with(0)

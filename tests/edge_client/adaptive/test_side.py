@@ -48,13 +48,13 @@ def test_a_tiny_part_as_quick_as_ever_ends_what_was_slow() -> None:
     assert side.factor == pytest.approx(1, rel=0.01)
 
 
-def test_what_was_not_profiled_says_nothing() -> None:
+def test_unprofiled_side_gives_no_estimate() -> None:
     side = Side(0.0, {"nothing": 0.0})
     assert not side.observe("unknown", 1e9) and not side.observe("nothing", 1e9)
     assert side.factor == 1.0 and side.expected_ns("unknown") == 0.0
 
 
-def test_two_alike_are_a_sudden_change_and_one_is_none() -> None:
+def test_two_equal_outliers_are_a_change() -> None:
     side = Side(WHOLE, PARTS)
     assert not side.observe("whole", 3 * WHOLE)
     assert side.observe("whole", 3 * WHOLE)

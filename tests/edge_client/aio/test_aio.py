@@ -81,7 +81,7 @@ def test_answers_are_awaited_and_the_loop_continues(held: Served) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_many_come_in_order_from_either_kind_of_iterator(server: Served, asynchronous: bool) -> None:
+def test_answers_keep_their_order_for_both_kinds_of_iterators(server: Served, asynchronous: bool) -> None:
     many: list[Any] = [value(seed) for seed in range(7)]
     many[3] = None  # no input
 
@@ -195,7 +195,7 @@ def test_a_client_that_chooses(server: Served, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_one_that_is_cancelled_while_it_loads_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_cancelled_while_loading_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that loads continues, and nobody else knows what it made."""
     begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 

@@ -44,7 +44,7 @@ def test_a_trace_is_read_from_its_first_time_and_stretched_to_a_rate(tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["1\n0.5\n", "1\nx\n", "1\nnan\n", "1\n", "", "2\n2\n"])
-def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_trace_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "times"
     file.write_text(text)
     with pytest.raises(SpecError, match="arrivals="):

@@ -135,7 +135,7 @@ def test_ctrl_c_writes_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixtu
         ({"arrivals": "often"}, "poisson, constant"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_loaded(words: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_refused_before_loading(words: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         bench("127.0.0.1:9", "no-such-model", **{**QUICK, **words})
 

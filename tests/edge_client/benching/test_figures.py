@@ -54,7 +54,7 @@ def test_requests_do_not_wait_for_answers_and_count_from_their_own_time() -> Non
     assert took[0] - took[-1] >= 0.002 * 29 * 1e9 * 0.99, "the first has waited longest, by what lies between them"
 
 
-def test_what_is_under_way_when_it_is_stopped_is_abandoned_and_no_loss() -> None:
+def test_requests_in_progress_at_the_end_are_not_losses() -> None:
     generator = Generator([Slow(100)])
     generator.stop.set()
     assert generator.fire(some_shots(3), time.monotonic() - 1, 5.0).why == "interrupted"
@@ -140,7 +140,7 @@ def test_the_knee_is_the_last_rate_before_the_first_that_falls_short() -> None:
     assert knee([at(10, 10)]) is None and knee([]) is None
 
 
-def test_an_interval_holds_the_true_quantile_and_few_requests_have_none() -> None:
+def test_interval_covers_the_quantile_given_enough_requests() -> None:
     held = 0
     for seed in range(40):
         values = np.random.default_rng(seed).exponential(1.0, 2000)
@@ -165,7 +165,7 @@ def test_two_runs_of_the_same_show_no_difference_and_a_slower_one_does() -> None
     assert slower[20.0, "p50"]["ratio"] == pytest.approx(1.2, rel=0.05)
 
 
-def test_what_else_differs_is_said() -> None:
+def test_other_differences_are_listed() -> None:
     other = {**whole(20, 1, clients=8), "ended": "interrupted"}
     other["steps"] = other["steps"][:1]
     found = differences(whole(20, 1), other)
@@ -175,7 +175,7 @@ def test_what_else_differs_is_said() -> None:
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"format": "isthmus bench 9"}', '{"format": "isthmus bench 1", "steps": [{}]}']
 )
-def test_what_is_no_file_of_a_bench_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_bench_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.json"
     file.write_text(text)
     with pytest.raises(SpecError, match=r"a\.json"):

@@ -79,7 +79,7 @@ def test_the_loss_of_a_codec_is_what_the_model_says_with_it() -> None:
     assert known is not None and known.loss == pytest.approx(sum(errors) / len(errors), rel=1e-4)
 
 
-def test_what_is_clearly_too_lossy_is_not_measured_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_lossy_codec_is_abandoned_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CODECS, "test-coarse", Reversed("test-coarse", 127))
     known = study(max_loss="1%", kind="tensors").table.of("stem", "test-coarse")
     assert known is not None and known.stopped and known.n < 60 and not known.within(0.02)
@@ -133,7 +133,7 @@ def by_default(**words: Any) -> Calibrated:
     return study(**{"codecs": None, "cuts": None, "max_loss": "20%", **words})
 
 
-def test_what_is_not_named_is_left_where_another_sends_no_more_and_loses_no_more() -> None:
+def test_dominated_codecs_are_skipped_unless_named() -> None:
     found = by_default()
     rows = {(row["name"], row["codec"]): row for row in found.rows()}
     left = [key for key, row in rows.items() if row["stopped"] == DOMINATED]
@@ -150,7 +150,7 @@ def test_what_is_not_named_is_left_where_another_sends_no_more_and_loses_no_more
     assert {cut.name for cut in found.table.cuts} == {cut.name for cut in by_default(every=1).table.cuts}
 
 
-def test_what_is_named_sees_every_input() -> None:
+def test_named_codec_is_measured_on_every_input() -> None:
     rows = study(codecs="int8,int4,fp16", cuts="stem,relu", max_loss=0.99, kind="tensors").rows()
     assert {row["n"] for row in rows if not row["lossless"]} == {60}
 

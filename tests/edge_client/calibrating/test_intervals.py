@@ -33,7 +33,7 @@ def test_as_many_inputs_as_are_said_to_be_needed_show_a_loss_and_one_less_does_n
     assert n == pytest.approx(3 / loss, rel=0.35, abs=1)
 
 
-def test_of_few_values_nothing_is_said_and_of_more_it_is_students() -> None:
+def test_student_interval_needs_enough_values() -> None:
     assert inputs.mean(9, 0.0, 0.0) == (-math.inf, math.inf)
     values = [0.1 * number for number in range(20)]
     low, high = inputs.mean(20, sum(values), sum(one * one for one in values))

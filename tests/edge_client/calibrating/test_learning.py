@@ -76,7 +76,7 @@ def test_a_client_goes_by_its_books(tmp_path: Path, codec: str) -> None:
         assert float((answer.output - client.wrapped.whole(INPUTS[0])).norm()) < 0.3 * float(answer.output.norm())
 
 
-def test_what_is_no_calibration_for_it_is_refused(tmp_path: Path) -> None:
+def test_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
     other = Small()
     torch.nn.init.zeros_(other.last.weight)
     with served(tmp_path) as server:

@@ -64,7 +64,7 @@ def client(server: Served, rate: float, monkeypatch: pytest.MonkeyPatch, **words
     return EdgeClient(server.address, ModelChoice(server.spec), "relu", codec="auto", **words)
 
 
-def test_on_a_slow_link_it_is_small_and_without_loss_unless_that_is_allowed(
+def test_slow_link_prefers_small_lossless_codecs(
     server: Served, table: LossTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Wide().eval()

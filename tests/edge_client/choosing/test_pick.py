@@ -34,7 +34,7 @@ def test_on_any_link_the_choice_is_no_slower_than_raw(tensors: list[dict[str, Co
     assert total(tensors, pick(tensors, up), up) <= total(tensors, [RAW] * len(tensors), up)
 
 
-def test_each_tensor_has_its_own() -> None:
+def test_codec_is_chosen_for_each_tensor() -> None:
     sparse = {RAW: Cost(0, 100_000, 0), "lz4": Cost(1e5, 10_000, 1e5)}
     noise = {RAW: Cost(0, 100_000, 0), "lz4": Cost(1e5, 100_000, 0)}
     assert pick([sparse, noise], Curve.line(1e6, 1e7).ns) == ("lz4", RAW)
@@ -42,7 +42,7 @@ def test_each_tensor_has_its_own() -> None:
     assert pick([], Curve.line(0, 1e6).ns) == ()
 
 
-def test_what_is_measured_of_one_size_holds_for_its_class_and_ratios_for_their_place() -> None:
+def test_times_apply_to_a_size_class_and_ratios_to_a_slot() -> None:
     speeds, kind = Speeds(), TensorKind.of("float32", 100_000)
     assert kind == TensorKind.of("float32", 200_000) != TensorKind.of("float32", 1000)
     speeds.encoded("lz4", ("conv", 0), kind, 100_000, 50_000, 1e6)
@@ -62,7 +62,7 @@ def link(rtt: float, rate: float) -> Link:
     return Link(Curve.line(rtt, rate), Curve.line(0.0, rate))
 
 
-def test_what_requests_take_more_than_a_probe_said_is_no_slower_link() -> None:
+def test_longer_requests_do_not_count_as_a_slower_link() -> None:
     belief = Belief()
     assert not belief.known
     belief.take(link(1e6, 1e8), 0.0)

@@ -131,7 +131,7 @@ def test_values_read_from_data_and_other_paths_are_reported() -> None:
         assert torch.equal(wrapped.tail(early), wrapped.whole(inputs))
 
 
-def test_what_is_made_of_numbers_after_data_was_read_is_taken_up_in_the_tail() -> None:
+def test_constants_created_after_a_data_read_are_made_in_the_tail() -> None:
     with WrappedModel(Deciding().eval()) as edge, WrappedModel(Deciding().eval()) as cloud:
         cloud.model.load_state_dict(edge.model.state_dict())
         inputs = torch.randn(2, 4)

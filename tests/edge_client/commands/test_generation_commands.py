@@ -120,7 +120,7 @@ def test_other_ways_to_write(server: str, capsys: Captured, more: tuple[str, ...
         (("--model", "digits"), CUT, "has no generate()"),
     ],
 )
-def test_what_is_refused(server: str, capsys: Captured, more: tuple[str, ...], cut: str, says: str) -> None:
+def test_refusals(server: str, capsys: Captured, more: tuple[str, ...], cut: str, says: str) -> None:
     assert main([*words("generate", server, "--prompt", TEXT, cut=cut), *more]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -18,7 +18,7 @@ def paced(*latencies_ms: int, in_flight: int = 1, warmup: int = 0) -> RunRate:
     return pace
 
 
-def test_the_first_is_in_no_figure() -> None:
+def test_first_answer_is_in_no_figure() -> None:
     pace = paced(500, 10, 20, 30)
     assert pace.lines() == [
         "first request 500.000 ms; it makes plans and caches, and is left out below",
@@ -27,7 +27,7 @@ def test_the_first_is_in_no_figure() -> None:
     assert pace.per_second == pytest.approx(10)
 
 
-def test_after_a_warm_up_none_is_apart() -> None:
+def test_no_answer_is_excluded_after_a_warm_up() -> None:
     pace = paced(10, 20, warmup=3)
     assert pace.lines() == ["latency: median 10.000 ms, 90 % within 20.000 ms (2 requests, one at a time)"]
     assert pace.as_dict()["first_ns"] is None and pace.per_second == pytest.approx(10)  # since 9.9

@@ -52,7 +52,7 @@ def accuracy(report: dict[str, Any], scoring: str, keep: int) -> list[float]:
     return [row["accuracy"] for row in report["rows"] if (row["scoring"], row["keep"]) == (scoring, keep)]
 
 
-def test_half_of_the_channels_do(made: tuple[Path, dict[str, Any]]) -> None:
+def test_half_of_the_channels_suffice(made: tuple[Path, dict[str, Any]]) -> None:
     _, report = made
     assert (report["channels"], report["inputs"], report["calibration_inputs"]) == (32, 40, 160)
     chosen = report["chosen"]["16"]

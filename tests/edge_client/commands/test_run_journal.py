@@ -103,7 +103,7 @@ def test_other_weights_or_another_file_are_refused(tmp_path: Path) -> None:
         RunJournal(str(path), SETTINGS)
 
 
-def test_what_may_pass_is_tried_again_and_a_changed_file_is_another_input(tmp_path: Path) -> None:
+def test_transient_errors_are_retried_and_changed_files_are_new_inputs(tmp_path: Path) -> None:
     path, file = tmp_path / "journal", tmp_path / "a.png"
     file.write_bytes(b"1")
     items = [InputItem(file), InputItem(file), InputItem(tmp_path / "missing.png")]

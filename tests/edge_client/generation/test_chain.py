@@ -249,7 +249,7 @@ def test_a_broken_way_between_two_servers(spec: ModelSpec) -> None:
         (["model.layers.3", "model.layers.1"], CutRefused, "model.layers.1 is not called behind model.layers.3"),
     ],
 )
-def test_what_is_no_chain_is_refused_by_name(
+def test_invalid_chain_is_refused_by_name(
     servers: list[Station], spec: ModelSpec, cuts: Any, error: type[IsthmusError], says: str
 ) -> None:
     with along(servers, spec, 2) as (_, client), pytest.raises(error, match=says):
@@ -262,7 +262,7 @@ def test_a_server_hands_steps_on_to_its_own_next_ones_alone(servers: list[Statio
             SplitGenerator(client, CUTS).generate(**ids(), max_new_tokens=3, do_sample=False)
 
 
-def test_what_a_session_keeps_for_the_next_server_counts(spec: ModelSpec) -> None:
+def test_memory_kept_for_the_next_server_is_counted(spec: ModelSpec) -> None:
     small = Limits(max_session_bytes=20_000)
     with (
         station(spec) as last,

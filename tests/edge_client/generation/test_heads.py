@@ -92,7 +92,7 @@ def test_a_cut_inside_what_several_share_is_found(inside: str) -> None:
     assert max(record.batch_size for split in splits for record in split.records) == TEXTS
 
 
-def test_copies_of_a_wrapped_model_meet() -> None:
+def test_copies_of_a_wrapped_model_are_batched() -> None:
     """As those that an endpoint makes of its client's model."""
     plain = [generate(make("llama"), number) for number in range(TEXTS)]
     with WrappedModel(make("llama")) as wrapped:
@@ -103,7 +103,7 @@ def test_copies_of_a_wrapped_model_meet() -> None:
     assert max(record.batch_size for split in splits for record in split.records) == TEXTS
 
 
-def test_what_goes_wrong_in_one_text_the_others_do_not_see() -> None:
+def test_error_of_one_text_does_not_affect_others() -> None:
     plain = [generate(make("llama"), number) for number in range(TEXTS)]
     models = copies(make("llama"))
 
@@ -118,7 +118,7 @@ def test_what_goes_wrong_in_one_text_the_others_do_not_see() -> None:
         assert torch.equal(found[number], plain[number])
 
 
-def test_who_is_late_is_not_waited_for_twice() -> None:
+def test_late_text_delays_no_second_step() -> None:
     """A text whose step does not come back stops no other."""
     models, release = copies(make("llama")), threading.Event()
     plain = [generate(make("llama"), number) for number in range(TEXTS)]
@@ -140,7 +140,7 @@ def test_who_is_late_is_not_waited_for_twice() -> None:
         assert torch.equal(ids, wanted)
 
 
-def test_what_comes_from_outside_ends_all_that_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_ends_all_texts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedHeads(copies(make("llama")))
     text = shared.of_text(SimpleNamespace(at_once=1))  # type: ignore[arg-type]
     monkeypatch.setattr(shared._together, "run", lambda *_, **__: exec("raise KeyboardInterrupt"))

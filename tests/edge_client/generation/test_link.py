@@ -74,7 +74,7 @@ def test_steps_and_what_they_took(client: EdgeClient) -> None:
     assert link.step(1, 3, {}, []).header["rows"] == 3
 
 
-def test_what_is_refused_comes_by_name(client: EdgeClient) -> None:
+def test_refusals_are_raised_by_name(client: EdgeClient) -> None:
     link = SessionLink(client, CUT)
     link.step(11, 0, {}, [ROW])
     with pytest.raises(StepOutOfOrder, match="next is 1"):
@@ -113,7 +113,7 @@ def test_this_sides_checks_run_while_the_server_computes(client: EdgeClient) -> 
     assert len(at) == 1 and at[0] < 0.5 < time.monotonic() - began
 
 
-def test_what_a_check_raises_replaces_the_answer(client: EdgeClient) -> None:
+def test_error_of_a_check_replaces_the_answer(client: EdgeClient) -> None:
     """The step is cancelled: whether the server makes it or not, its place is free again."""
     link = SessionLink(client, CUT)
 

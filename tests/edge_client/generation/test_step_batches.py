@@ -82,7 +82,7 @@ class Writer(threading.Thread):
             self.records = list(split.records)
 
 
-def test_all_write_what_they_write_alone_and_exact_ones_to_the_last_bit(address: str, name: str) -> None:
+def test_batched_texts_equal_single_ones(address: str, name: str) -> None:
     writers = [Writer(address, name, number, exact=number == CLIENTS - 1) for number in range(CLIENTS)]
     for writer in writers:
         writer.start()

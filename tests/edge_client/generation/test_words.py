@@ -47,7 +47,7 @@ def test_half_a_character_waits_for_its_other_half() -> None:
     assert pieces == ["é"]
 
 
-def test_what_never_became_a_character_is_written_at_the_end() -> None:
+def test_incomplete_character_is_written_at_the_end() -> None:
     pieces: list[str] = []
     stream = TextStream(Words(Bytes()), pieces.append)
     stream.add([0xE2])

@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_not_taken_is_reported_in_a_line(digits: EdgeClient, kind: str) -> None:
+def test_unsupported_input_is_reported_in_one_line(digits: EdgeClient, kind: str) -> None:
     item, said = WRONG[kind]
     with pytest.raises(InputMismatch, match=said) as caught:
         digits.infer(item)
@@ -143,7 +143,7 @@ def test_what_is_not_taken_is_reported_in_a_line(digits: EdgeClient, kind: str) 
     assert isinstance(failure.error, InputMismatch)  # type: ignore[union-attr]
 
 
-def test_one_input_is_not_many_and_pictures_are_no_second_argument(digits: EdgeClient) -> None:
+def test_single_inputs_and_images_are_recognised(digits: EdgeClient) -> None:
     for one in (b"x", {"x": torch.ones(1)}):
         with pytest.raises(SpecError, match="infer_many takes several inputs, and this is one"):
             digits.infer_many(one)

@@ -112,7 +112,7 @@ def test_beside_forward_alone(plain: EdgeClient, given: Any, said: str) -> None:
     assert said in str(wrong.value) and "\n" not in str(wrong.value)
 
 
-def test_what_the_model_takes_is_never_refused(words: EdgeClient) -> None:
+def test_accepted_inputs_are_never_refused(words: EdgeClient) -> None:
     """Other dtypes, other ranks, other names, nothing of the example."""
     for given in (
         {"input_ids": IDS.int()},
@@ -146,6 +146,6 @@ def test_a_keyword_that_is_swallowed_is_reported_once(words: EdgeClient, caplog:
     assert len(caplog.messages) == 2
 
 
-def test_where_it_is_refused_the_names_of_infer_are_offered(plain: EdgeClient) -> None:
+def test_refused_keyword_offers_the_names_of_infer(plain: EdgeClient) -> None:
     with pytest.raises(InputMismatch, match="no argument 'spilt': it takes image. Did you mean split"):
         plain.infer(torch.ones(1, 1, 8, 8), spilt="first")

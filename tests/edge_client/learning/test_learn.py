@@ -44,7 +44,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     return learn(choice, DIGITS, "stage2", rate=40, output=folder, epochs=3, progress=False)
 
 
-def test_what_is_learnt_is_a_file_a_table_and_no_more_bytes_than_wanted(found: Learned) -> None:
+def test_learning_writes_a_file_and_a_table_within_the_size_limit(found: Learned) -> None:
     assert found.file.name == FILE and found.cut == CUT and found.met
     assert 0 < found.payloads[found.codec] <= 40
     assert {one.codec for one in found.losses} >= {"raw", "int8", found.codec}

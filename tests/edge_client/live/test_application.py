@@ -85,7 +85,7 @@ def test_addresses_beyond_loopback_only_where_that_is_listened_on() -> None:
 
 
 @pytest.mark.parametrize("words", ["", "x", "-1", "65536", "8050:", "::1:8050", "1.5", "٣", "host:"])
-def test_what_is_no_port_is_reported(words: str) -> None:
+def test_invalid_port_is_reported(words: str) -> None:
     with pytest.raises(SpecError, match=r"dashboard: expected \[HOST:\]PORT"):
         address_of(words, "dashboard")
 

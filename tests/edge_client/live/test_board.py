@@ -35,7 +35,7 @@ def test_the_board_is_bounded_and_a_slow_reader_misses_what_is_gone() -> None:
     assert found["observed"] == 10 * RINGS["requests"] - 1
 
 
-def test_what_is_handed_over_is_done_in_order_and_before_the_end() -> None:
+def test_tasks_run_in_order_and_before_the_end() -> None:
     done: list[int] = []
     aside: Aside[int] = Aside("a test", done.append)
     for number in range(100):
@@ -46,7 +46,7 @@ def test_what_is_handed_over_is_done_in_order_and_before_the_end() -> None:
     assert done == list(range(100)) and aside.left_out == 0
 
 
-def test_who_hands_over_never_waits_for_what_is_slow() -> None:
+def test_producer_never_waits_for_a_slow_consumer() -> None:
     gate, done = threading.Event(), []
 
     def work(number: int) -> None:

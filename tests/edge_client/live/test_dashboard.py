@@ -92,7 +92,7 @@ def test_a_closed_page_leaves_nothing_on_the_client(served: lag.Lag) -> None:
     assert not [name for name in names if name.startswith("isthmus-dashboard")]
 
 
-def test_what_was_decided_before_somebody_listened_is_not_lost() -> None:
+def test_earlier_decisions_reach_late_listeners() -> None:
     decisions, heard = Decisions(), []
     decisions.event("gone", reason="it is off")
     before = decisions.listen(heard.append)

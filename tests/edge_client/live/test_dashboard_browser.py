@@ -137,7 +137,7 @@ def filled() -> Iterator[Dashboard]:
         yield dashboard
 
 
-def test_it_fits_and_nothing_reported_becomes_markup(browser: Any, filled: Dashboard) -> None:
+def test_page_fits_and_escapes_reports(browser: Any, filled: Dashboard) -> None:
     with opened(browser, filled.url) as page:
         has(page, "#events", "<img src=x")
         has(page, "#events", "ModelFailed")
@@ -155,7 +155,7 @@ def test_it_fits_and_nothing_reported_becomes_markup(browser: Any, filled: Dashb
         assert papers == ["rgb(255, 255, 255)", "rgb(26, 31, 39)", "rgb(255, 255, 255)"]
 
 
-def test_everything_is_reached_and_named_without_a_mouse(browser: Any, filled: Dashboard) -> None:
+def test_page_is_accessible_by_keyboard(browser: Any, filled: Dashboard) -> None:
     with opened(browser, filled.url) as page:
         has(page, "#seen", "stem")
         reached: list[str] = []

@@ -133,7 +133,7 @@ def test_run_writes_to_the_sinks_that_are_named(tmp_path: Path, capsys: pytest.C
         (["dashboard", "--server", "nowhere"], "nowhere"),
     ],
 )
-def test_what_cannot_be_looked_at_is_reported_in_one_line(
+def test_unobservable_target_is_reported_in_one_line(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2

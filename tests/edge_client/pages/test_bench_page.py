@@ -24,7 +24,7 @@ def page() -> str:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_can_be_read_at_every_width_and_on_paper(opened: Any, dark: bool) -> None:
+def test_page_is_readable_at_every_width(opened: Any, dark: bool) -> None:
     shown = opened(page(), 1400, dark)
     assert shown.count("svg") == 3
     assert shown.count("#figure-latency .point") == 3 * 4 - 1, "the last p99 lies among requests without an answer"
@@ -32,7 +32,7 @@ def test_it_can_be_read_at_every_width_and_on_paper(opened: Any, dark: bool) -> 
     shown.fits_everywhere()
 
 
-def test_what_is_saved_is_what_was_measured_and_the_keyboard_reaches_it(opened: Any) -> None:
+def test_saved_data_matches_and_the_keyboard_reaches_it(opened: Any) -> None:
     shown = opened(page())
     with shown.page.expect_download() as download:
         shown.page.locator("#goodput [data-save=csv]").click()

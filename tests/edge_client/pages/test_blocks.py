@@ -23,7 +23,7 @@ def test_neither_stages_nor_single_convolutions() -> None:
     assert found["embedder"] == "embedder"
 
 
-def test_one_for_each_layer_of_a_transformer() -> None:
+def test_each_transformer_layer_is_a_block() -> None:
     assert list(dict.fromkeys(blocks(BERT).values())) == [f"encoder.layer.{number}" for number in range(12)]
 
 

@@ -23,7 +23,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_can_be_read_at_every_width_and_on_paper(opened: Any, known: dict[str, Any], dark: bool) -> None:
+def test_page_is_readable_at_every_width(opened: Any, known: dict[str, Any], dark: bool) -> None:
     shown = opened(render(known), 1400, dark)
     sums = [one for one in known["compared"] if one["stage"] == SUM]
     networked = [one for one in sums if one["mode"] == "networked" or one["way"] == "edge-only"]
@@ -31,7 +31,7 @@ def test_it_can_be_read_at_every_width_and_on_paper(opened: Any, known: dict[str
     shown.fits_everywhere()
 
 
-def test_what_is_shown_is_what_was_compared(opened: Any, known: dict[str, Any]) -> None:
+def test_page_shows_the_comparison(opened: Any, known: dict[str, Any]) -> None:
     shown = opened(render(known))
     label = shown.page.locator("#ratios .row").first.get_attribute("aria-label")
     assert label.startswith("edge-only. A: ") and "B is: slower" in label

@@ -33,7 +33,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planned]:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_can_be_read_at_every_width_and_on_paper(opened: Any, plan: Planned, tmp_path: Path, dark: bool) -> None:
+def test_page_is_readable_at_every_width(opened: Any, plan: Planned, tmp_path: Path, dark: bool) -> None:
     plan.write_page(tmp_path / "plan.html")
     assert plan.branches is not None
     shown = opened((tmp_path / "plan.html").read_text(), 1400, dark)

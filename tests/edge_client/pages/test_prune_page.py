@@ -13,13 +13,13 @@ from tests.shared_hooks.selection.test_report import report
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_can_be_read_at_every_width_and_on_paper(opened: Any, dark: bool) -> None:
+def test_page_is_readable_at_every_width(opened: Any, dark: bool) -> None:
     shown = opened(render(report()), 1400, dark)
     assert shown.count("svg") == 3 and shown.count("#accuracy .point") == 3 * 3
     shown.fits_everywhere()
 
 
-def test_what_is_saved_is_what_was_judged(opened: Any) -> None:
+def test_saved_data_matches_the_result(opened: Any) -> None:
     shown = opened(render(report()))
     with shown.page.expect_download() as download:
         shown.page.locator("#accuracy [data-save=csv]").click()

@@ -279,7 +279,7 @@ def test_attention_is_large_with_a_scale_over_the_input_and_side_by_side(opened:
     assert "2 pictures were left out" in shown.page.locator("#observed").inner_text()
 
 
-def test_what_there_is_not_is_said(opened: Any) -> None:
+def test_missing_data_is_stated(opened: Any) -> None:
     shown = opened(page(2, predicted=False))
     assert "no prediction" in shown.page.locator("#figure-agreement").inner_text()
     assert "no energy was measured" in shown.page.locator("#figure-energy").inner_text()

@@ -62,7 +62,7 @@ def test_encoding_bytes_and_decoding_are_those_of_the_codec() -> None:
 
 
 @pytest.mark.parametrize(("rate", "codec"), [(1e9, "raw"), (60e6, "lz4"), (1e6, "int4")])
-def test_what_is_best_depends_on_the_link(rate: float, codec: str) -> None:
+def test_best_codec_depends_on_the_link(rate: float, codec: str) -> None:
     chosen = Codecs.of("auto", TABLE, 0.03)
     here = predict(EDGE, CLOUD, link(rate), codecs=chosen, only=("layer0",))
     assert decide(here).winner.codec == codec
@@ -83,7 +83,7 @@ def test_one_codec_for_all_has_candidates_as_before_with_its_own_decoding() -> N
     assert small.stages_ns["tail"] - raw.stages_ns["tail"] == pytest.approx(0.45 * MS)
 
 
-def test_what_requests_were_seen_to_take_replaces_the_profiles_bytes() -> None:
+def test_observed_bytes_replace_the_profiles() -> None:
     chosen = Codecs.of("auto")
     found = candidates(chosen or pytest.fail(), bytes_up={"layer0 + lz4": 500_000.0})
     assert found["layer0 + lz4"].bytes_up == 500_000

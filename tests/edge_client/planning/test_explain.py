@@ -51,7 +51,7 @@ def test_a_difference_that_never_changes_its_sign_has_no_crossing() -> None:
     assert crossing(lambda factor: abs(math.log(factor)) - 1) in (pytest.approx(math.e), pytest.approx(1 / math.e))
 
 
-def test_what_can_never_be_is_said() -> None:
+def test_impossible_changes_are_stated() -> None:
     slow = Link(Curve.line(500 * MS, 1e6), Curve.line(0, 1e6))  # the round trip alone is longer than the edge
     decision = decide(again(slow))
     found = {one.what: one for one in break_evens(decision, Objective(), slow, again)}
@@ -87,7 +87,7 @@ def test_one_figure_for_the_link_is_reported_now_and_at_the_break_even() -> None
     assert str(goodput) == "uplink goodput: below 4.543 Mbit/s (now cannot be known)"
 
 
-def test_what_nothing_alone_would_change_is_one_line() -> None:
+def test_unchangeable_by_one_factor_is_one_line() -> None:
     decision = decide(again(LINK))
     never = [BreakEven(what, "x", 1.0, None) for what in ("uplink goodput", "edge speed")]
     text = explain(decision, again(LINK), never)[0]

@@ -66,7 +66,7 @@ def test_numbers_that_are_not_there_are_refused_by_name() -> None:
         decide([one("a", 1, joules=None)], Objective.parse("latency=1,energy=1"))
 
 
-def test_what_breaks_a_constraint_is_rejected_with_its_number() -> None:
+def test_violated_constraint_is_reported_with_its_value() -> None:
     decision = decide([one("fat", 1, memory=3e6), one("thin", 2)], constraints=Constraints(max_edge_memory=2e6))
     assert decision.winner.name == "thin"
     assert decision.rejected == {"fat": "edge memory 3000000 B, limit 2000000 B"}
@@ -87,7 +87,7 @@ def test_an_accuracy_is_a_share(accuracy: float) -> None:
         Constraints(min_accuracy=accuracy)
 
 
-def test_what_is_not_known_does_not_satisfy() -> None:
+def test_unknown_value_does_not_satisfy_a_constraint() -> None:
     unknown = replace(one("a", 1, memory=None), accuracy=None)
     with pytest.raises(SpecError, match="edge memory unknown"):
         decide([unknown], constraints=Constraints(max_edge_memory=1e9))

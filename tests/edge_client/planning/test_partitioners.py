@@ -163,7 +163,7 @@ def test_regression_predicts_a_model_it_was_not_fitted_on(tmp_path: Path) -> Non
         find_partitioner("regression").decide(situation(paths[0]))
 
 
-def test_what_is_unsteady_is_not_ranked_but_may_be_asked_for() -> None:
+def test_unsteady_cut_is_unranked_but_selectable() -> None:
     given = situation("3")
     candidates = [replace(one, unsteady="varies") if one.name == "layer3" else one for one in given.candidates]
     given = replace(given, candidates=candidates)
@@ -173,7 +173,7 @@ def test_what_is_unsteady_is_not_ranked_but_may_be_asked_for() -> None:
     assert [cycle.decide(given).winner.name for _ in candidates] == [one.name for one in candidates]
 
 
-def test_what_is_unsteady_is_ranked_if_it_is_the_fastest_even_when_slow() -> None:
+def test_unsteady_cut_is_ranked_if_fastest_at_its_slowest() -> None:
     given = situation("3")
     fastest = min(given.candidates, key=lambda one: one.latency_ns)
     second = min(one.latency_ns for one in given.candidates if one is not fastest)

@@ -78,7 +78,7 @@ def test_the_interval_holds_the_truth_nineteen_times_of_twenty_whatever_the_link
     assert near / reported > (0.93 if count == LEAST_ROUNDS else 0.97)
 
 
-def test_what_a_token_bucket_forgives_is_no_speed() -> None:
+def test_burst_of_a_token_bucket_is_not_the_rate() -> None:
     """A bucket of half of the largest round: the rate is what the rest takes."""
     rate, bucket = 125_000.0, 32_768
     rounds = {size: [20 * MS + max(0, size - bucket) / rate * 1e9] * 5 for size in SIZES}

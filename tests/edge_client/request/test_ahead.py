@@ -153,13 +153,13 @@ def test_every_cut_is_exact(server: Served, spy: Spy, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["int8", "int1"])
-def test_what_is_lost_is_what_is_lost_without(server: Served, spy: Spy, codec: str) -> None:
+def test_losses_are_those_without_sections_ahead(server: Served, spy: Spy, codec: str) -> None:
     with client(server, codec=codec) as one, client(server, codec=codec, ahead=False) as whole:
         assert torch.equal(one.infer(image()).output, whole.infer(image()).output)
     assert spy.closed == 1
 
 
-def test_it_has_come_while_the_head_runs(server: Served, spy: Spy) -> None:
+def test_sections_arrive_while_the_head_runs(server: Served, spy: Spy) -> None:
     seen: list[int] = []
     with client(server) as one:
         one.infer(image())
@@ -175,7 +175,7 @@ def test_it_has_come_while_the_head_runs(server: Served, spy: Spy) -> None:
     assert seen and spy.closed == 2 and torch.equal(found.output, answer(image(2)))
 
 
-def test_another_stream_has_it_whole(server: Served, spy: Spy) -> None:
+def test_request_is_sent_whole_on_another_stream(server: Served, spy: Spy) -> None:
     with Relay(int(server.address.rpartition(":")[2])) as relay:
         with client(server, address=f"127.0.0.1:{relay.port}") as one:
             one.infer(image())
@@ -191,9 +191,7 @@ def test_another_stream_has_it_whole(server: Served, spy: Spy) -> None:
         assert spy.early and (spy.announced, spy.closed) == (2, 1)
 
 
-def test_what_was_written_after_it_had_left_is_sent_again(
-    server: Served, spy: Spy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensor_written_after_sending_is_sent_again(server: Served, spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
     real = planning.finals
 
     def lies(trace: Any, cutting: Any) -> Any:
@@ -211,7 +209,7 @@ def test_what_was_written_after_it_had_left_is_sent_again(
     assert spy.announced == spy.given_up == 1 and not spy.closed  # and not tried again
 
 
-def test_where_data_decides_it_is_not_tried_for_ever(tmp_path: Path, spy: Spy) -> None:
+def test_data_dependent_model_stops_trying(tmp_path: Path, spy: Spy) -> None:
     with served(tmp_path, text=SPEC.replace(":Skips", ":deciding")) as server, client(server) as one:
         for seed in range(12):
             x = image(seed)
@@ -256,7 +254,7 @@ def test_an_announcement_that_is_refused(tmp_path: Path, spy: Spy) -> None:
         assert torch.equal(one.infer(image(2)).output, answer(image(2)))
 
 
-def test_it_is_left_alone_where_it_gains_nothing(server: Served, spy: Spy) -> None:
+def test_sections_ahead_are_not_used_without_gain(server: Served, spy: Spy) -> None:
     with client(server, ahead=False) as one, client(server, area=1 << 20) as near, client(server, "first") as small:
         for each in (one, near, small):
             assert torch.equal(each.infer(image()).output, answer(image()))

@@ -24,7 +24,7 @@ def taken(reservations: Reservations, nbytes: int, cut: str = "cut") -> Reservat
     return reservation
 
 
-def test_no_more_bytes_than_allowed_and_again_when_one_leaves() -> None:
+def test_bytes_in_flight_are_bounded() -> None:
     reservations = Reservations(100)
     first, second = taken(reservations, 40), taken(reservations, 40)
     assert now(reservations) is None, "a third of that cut would not fit"
@@ -37,7 +37,7 @@ def test_no_more_bytes_than_allowed_and_again_when_one_leaves() -> None:
     assert now(reservations) is not None
 
 
-def test_one_that_is_too_large_for_all_goes_alone() -> None:
+def test_oversized_request_goes_alone() -> None:
     reservations = Reservations(100)
     large = taken(reservations, 500)
     assert now(reservations) is None
@@ -65,7 +65,7 @@ def test_numbers_are_bounded_for_each_caller() -> None:
     assert now(reservations, most=3) is not None
 
 
-def test_who_waits_gets_the_place_that_is_left() -> None:
+def test_freed_reservation_goes_to_the_waiter() -> None:
     reservations = Reservations(100)
     first = taken(reservations, 80)
     found: list[Reservation | None] = []

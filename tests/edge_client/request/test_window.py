@@ -38,7 +38,7 @@ class Way:
 
 @settings(max_examples=200)
 @given(some.integers(0, 200), some.integers(5, 50))
-def test_it_fills_the_pipe_and_no_more(latency: int, service: int) -> None:
+def test_window_fills_the_pipe(latency: int, service: int) -> None:
     fits = latency / service + 1
     window = RequestWindow(4, 64)
     way = Way(window, latency * MS, service * MS)
@@ -83,7 +83,7 @@ def test_another_cut_is_measured_again_and_what_was_not_sent_says_nothing() -> N
     assert window.size == 4
 
 
-def test_one_that_may_not_grow_does_not() -> None:
+def test_fixed_window_does_not_grow() -> None:
     window = RequestWindow(2, 2)
     assert Way(window, 100 * MS, 5 * MS).run(100) < 0.2
     assert window.size == 2

@@ -96,7 +96,7 @@ def test_a_slow_start_and_steps_of_an_earlier_run_are_no_pace(monkeypatch: pytes
     ]
 
 
-def test_shown_to_nobody_it_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hidden_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("sweep", 3, show=False) as advance:
         advance("x")
     assert capsys.readouterr() == ("", "")

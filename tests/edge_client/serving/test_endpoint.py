@@ -234,9 +234,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("more", "param"), BAD, ids=str)
 @pytest.mark.parametrize("streams", [False, True])
-def test_what_is_wrong_is_said_in_the_protocols_form(
-    api: openai.OpenAI, more: dict[str, Any], param: str, streams: bool
-) -> None:
+def test_errors_have_the_protocols_form(api: openai.OpenAI, more: dict[str, Any], param: str, streams: bool) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         ask(api, **{"stream": streams, **more})
     body = refused.value.body

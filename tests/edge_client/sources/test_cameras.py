@@ -13,7 +13,7 @@ from tests.edge_client.sources.streams import number_of, streaming, transport_st
 
 
 @pytest.mark.parametrize("rtsp", [False, True], ids=["tcp", "rtsp"])
-def test_its_frames_until_it_dies_in_the_middle(rtsp: bool) -> None:
+def test_frames_until_the_camera_dies(rtsp: bool) -> None:
     with streaming(frames=60, rtsp=rtsp) as address, sources.camera(address, queue=100) as source:
         assert source.live and "secret" not in source.name
         seen: list[Frame] = []
@@ -28,13 +28,13 @@ def test_its_frames_until_it_dies_in_the_middle(rtsp: bool) -> None:
     assert [one.id.index for one in seen] == list(range(len(seen)))
 
 
-def test_one_that_falls_silent_is_given_up() -> None:
+def test_silent_camera_is_given_up() -> None:
     silent = pytest.raises(InputMismatch, match="nothing came within 0.5 s|no frame for 1 s")
     with streaming(frames=40, hang=True) as address, sources.camera(address, timeout=0.5) as source, silent:
         list(source)
 
 
-def test_it_can_be_left_in_the_middle() -> None:
+def test_camera_can_be_closed_early() -> None:
     before = threading.active_count()
     with streaming(frames=400) as address:
         with sources.camera(address) as source:
@@ -58,7 +58,7 @@ def test_it_can_be_left_in_the_middle() -> None:
         ("tcp://127.0.0.1:1", "Connection refused"),
     ],
 )
-def test_what_is_no_camera(where: str, reported: str) -> None:
+def test_invalid_camera(where: str, reported: str) -> None:
     with pytest.raises(InputMismatch) as error:
         sources.camera(where, timeout=5)
     assert reported in str(error.value) and "secret" not in str(error.value) and "\n" not in str(error.value)

@@ -13,7 +13,7 @@ from edge_client.sources import Closed, Late, Latest
 
 
 @given(most=st.integers(1, 5), steps=st.lists(st.booleans(), max_size=60))
-def test_it_holds_the_newest_in_their_order(most: int, steps: list[bool]) -> None:
+def test_queue_holds_the_newest_in_order(most: int, steps: list[bool]) -> None:
     queue: Latest[int] = Latest(most)
     model: deque[int] = deque()
     came, taken, dropped = 0, [], 0
@@ -63,7 +63,7 @@ def test_two_threads_lose_nothing_uncounted(most: int, frames: int) -> None:
     assert taken[-1:] == ([frames - 1] if frames else [])
 
 
-def test_what_comes_after_the_end_is_not_taken() -> None:
+def test_frames_after_the_end_are_ignored() -> None:
     queue: Latest[int] = Latest(2)
     queue.put(1)
     queue.end(OSError("first"))

@@ -49,7 +49,7 @@ class Shutter:
             self.closed = True
 
 
-def test_who_is_slow_gets_the_newest_and_hears_how_many_were_dropped() -> None:
+def test_slow_reader_gets_the_newest_frame_and_the_number_dropped() -> None:
     shutter = Shutter()
     with sources.live(shutter.frames(), "mine", queue=2) as source:
         shutter.press(5)
@@ -76,7 +76,7 @@ def test_closing_ends_the_thread_and_the_generator() -> None:
     assert not list(source)[1:]  # at most what was there
 
 
-def test_what_the_camera_raises_is_raised_after_the_frames_before_it() -> None:
+def test_camera_error_follows_earlier_frames() -> None:
     def frames() -> Iterator[Pixels]:
         yield picture(0)
         raise OSError("unplugged")
@@ -90,7 +90,7 @@ def test_what_the_camera_raises_is_raised_after_the_frames_before_it() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit("bye"), CancelledError(), KeyboardInterrupt()], ids=repr)
-def test_what_is_no_exception_ends_it_too(error: BaseException) -> None:
+def test_base_exception_ends_the_source(error: BaseException) -> None:
     def frames() -> Iterator[Pixels]:
         yield picture(0)
         raise error

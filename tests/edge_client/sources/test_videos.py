@@ -68,7 +68,7 @@ def test_a_telephones_video_is_turned_as_its_head_says(tmp_path: Path) -> None:
         ("join.mp4", b"ffconcat version 1.0\nfile '/etc/passwd'\n", "it cannot be read as a video"),
     ],
 )
-def test_what_is_no_video(tmp_path: Path, name: str, content: bytes, reported: str) -> None:
+def test_invalid_video(tmp_path: Path, name: str, content: bytes, reported: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputMismatch, match=reported) as error:
         sources.video(tmp_path / name)
@@ -154,7 +154,7 @@ def test_an_error_in_the_middle_is_reported(tmp_path: Path, monkeypatch: pytest.
         list(sources.video(path))
 
 
-def test_one_that_is_ended_without_a_timeout_is_reported() -> None:
+def test_video_ended_without_a_timeout_is_reported() -> None:
     import av.error
 
     with pytest.raises(InputMismatch, match="a.mp4: Immediate exit requested"), naming_errors("a.mp4"):
@@ -179,7 +179,7 @@ def test_no_pixels_are_kept(tmp_path: Path) -> None:
         assert in_memory() == before
 
 
-def test_one_that_breaks_off_does_not_keep_back_the_others(tmp_path: Path) -> None:
+def test_broken_video_does_not_delay_the_others(tmp_path: Path) -> None:
     for name in ("a.mkv", "b.mkv", "c.mkv", "d.mkv"):
         make_video(tmp_path / name, 20, "mjpeg")
     source = open_source([str(tmp_path)])
@@ -254,7 +254,7 @@ def test_a_specs_own_code_gets_a_frame_as_a_file() -> None:
         silent.preprocess(Frame(sources.FrameId("cam", 0), picture(1)))
 
 
-def test_one_source_is_what_it_is(tmp_path: Path) -> None:
+def test_single_source_is_passed_through(tmp_path: Path) -> None:
     path = make_video(tmp_path / "A.MP4", frames=1)
     assert isinstance(open_source([str(path)]), Video)
     with pytest.raises(SpecError, match="for a camera"):

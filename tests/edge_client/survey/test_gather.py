@@ -68,7 +68,7 @@ def test_a_profile_with_another_codec_is_marked(loaded: LoadedModel, measured: P
     assert len(said) == 1 and "codec raw" in said[0] and "lz4" in said[0]
 
 
-def test_what_a_profile_warns_of_is_said_again(loaded: LoadedModel, measured: Profile, tmp_path: Path) -> None:
+def test_warnings_of_profiles_are_repeated(loaded: LoadedModel, measured: Profile, tmp_path: Path) -> None:
     path = tmp_path / "edge.json"
     profiles.write(replace(measured, warnings=("2 threads take long",)), path)
     said: list[str] = []

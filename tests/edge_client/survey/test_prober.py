@@ -40,7 +40,7 @@ def answering(reply: split_pb2.ProbeReply, silent_streams: int = 0) -> tuple[grp
         (split_pb2.ProbeReply(last=True, received_bytes=11, server_ns=1), "received 11"),
     ],
 )
-def test_what_cannot_be_is_no_measurement(reply: split_pb2.ProbeReply, says: str) -> None:
+def test_impossible_replies_are_no_measurements(reply: split_pb2.ProbeReply, says: str) -> None:
     server, address = answering(reply)
     try:
         with LinkProber(address) as prober, pytest.raises(RemoteError, match=says):

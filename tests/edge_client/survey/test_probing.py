@@ -77,7 +77,7 @@ def test_the_speed_is_the_links_behind_a_bucket_of_ten_milliseconds_too(
         assert bucket > 1 << 20
 
 
-def test_what_is_sent_to_tell_the_speed_is_no_part_of_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_probes_are_not_in_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     link = VirtualLink(1000.0)
     found = probed(link, monkeypatch)
     assert link.largest > 65_536 and found.up.points[-1][0] == 65_536

@@ -66,12 +66,12 @@ def test_an_interval_holds_the_truth_and_few_requests_say_nothing() -> None:
     assert {one.verdict for one in few} == {"too few to say"} and few[0].low is None
 
 
-def test_it_is_the_same_every_time(tmp_path: Path) -> None:
+def test_comparison_is_deterministic(tmp_path: Path) -> None:
     a, b = read(sweep(tmp_path / "a", seed=1)), read(sweep(tmp_path / "b", seed=2))
     assert compare(a, b) == compare(a, b)
 
 
-def test_what_else_differs_is_said(tmp_path: Path) -> None:
+def test_other_differences_are_listed(tmp_path: Path) -> None:
     a = read(sweep(tmp_path / "a"))
     b = read(sweep(tmp_path / "b", 6, "interrupted", settings={"model": "other", "torch": "3", "inputs": [["x", "1"]]}))
     said = "\n".join(differences(a, b))
@@ -105,7 +105,7 @@ def test_nothing_in_common_is_said(tmp_path: Path, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"format": "other"}', '{"format": "isthmus sweep summary 1"}'])
-def test_what_is_no_sweep_is_named(tmp_path: Path, capsys: Captured, content: str | None) -> None:
+def test_invalid_sweep_file_is_named(tmp_path: Path, capsys: Captured, content: str | None) -> None:
     if content is not None:
         (tmp_path / "summary.json").write_text(content)
     with pytest.raises(SpecError, match=str(tmp_path)):

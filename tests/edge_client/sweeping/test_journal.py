@@ -29,7 +29,7 @@ def started(folder: Path, entries: int = 0) -> Journal:
     return journal
 
 
-def test_what_was_written_is_there_again(tmp_path: Path) -> None:
+def test_journal_is_read_back(tmp_path: Path) -> None:
     with started(tmp_path / "new" / "folder", 2) as journal:
         journal.write({"prediction": {"candidates": []}})
         journal.write({"skipped": "cloud-only-file", "why": "it cannot read"})

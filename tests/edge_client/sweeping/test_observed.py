@@ -124,7 +124,7 @@ def test_a_wrong_tokenizer_ends_it_before_any_work(tmp_path: Path, capsys: Captu
     assert "tokenizer: expected" in complaint(capsys) and not out.exists()
 
 
-def test_the_way_covers_both_sides() -> None:
+def test_observations_cover_both_sides() -> None:
     cuts = [("a", 0), ("b", 1), ("c", 2)]
     assert runner.way_of(ways_of(cuts, files=True, local=True)).name == "b"
     assert runner.way_of(ways_of([], files=True, local=True)).name == "cloud-only"

@@ -98,7 +98,7 @@ def test_it_stays_small() -> None:
     assert len(render(synthetic.known(60))) < 400_000
 
 
-def test_what_failed_and_what_is_missing_is_said() -> None:
+def test_failures_and_gaps_are_reported() -> None:
     page = render(synthetic.known(3, failing="cloud-only", error="Boom: it broke", ended="ServerUnavailable: gone"))
     assert "10 times, first with a.png at cloud-only (networked): Boom: it broke" in page
     assert "Not complete: 2 of 2 inputs (ServerUnavailable: gone)" in page
@@ -150,7 +150,7 @@ def test_the_first_sentence_adds_up(known: dict[str, Any], sentence: str) -> Non
     assert kinds and sum(int((re.findall(r"^\d+", one) or ["1"])[0]) for one in kinds.group(1).split(", ")) == ways
 
 
-def test_what_was_not_made_is_in_the_sum() -> None:
+def test_requests_not_made_are_in_the_summary() -> None:
     made = synthetic.known(2)
     made["ways"][2]["requests"] -= 3
     assert "7 ways × (8 for the latency + 2 for the layers) = 70 requests, of which 3 were not made: 67 req" in lead(

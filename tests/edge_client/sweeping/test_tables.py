@@ -126,7 +126,7 @@ def test_without_a_prediction_there_is_none() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
-def test_nobody_beats_a_point_of_the_front(points: list[tuple[int, int]]) -> None:
+def test_pareto_front_is_not_dominated(points: list[tuple[int, int]]) -> None:
     front = summary.pareto([(float(x), float(y)) for x, y in points])
 
     def beaten(x: int, y: int) -> bool:

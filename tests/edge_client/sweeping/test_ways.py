@@ -43,7 +43,7 @@ def test_by_default_the_ends_of_blocks_and_where_other_bytes_cross() -> None:
     assert [name for name, _ in choose(found)] == ["stem", "body.0", "body.0#2", "body.1"]
 
 
-def test_every_other_one_of_them() -> None:
+def test_every_other_cut() -> None:
     assert choose(layers("body.0"), every=2) == [("stem", 0), ("body.1", 3)]
     assert choose(layers(), every=99) == [("stem", 0)]
 

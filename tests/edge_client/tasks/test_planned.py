@@ -63,7 +63,7 @@ def test_fewer_real_requests_give_no_interval() -> None:
     assert "no intervals: they take real requests at 9 cuts; no real requests were made" in planned().text()
 
 
-def test_what_was_measured_unsteadily_is_not_ranked() -> None:
+def test_unsteady_measurements_are_not_ranked() -> None:
     """Unless all of it was, or it is the fastest even when it is slow."""
     steady, edge, cloud = planned(), profile("edge", LAYERS), profile("cloud", LAYERS)
     assert steady.best == EDGE_ONLY
@@ -96,7 +96,7 @@ def test_the_best_come_by_rank_and_names_are_whole_however_narrow() -> None:
     assert narrow[0].split() == ["cut", "after", "ms", "edge"] and any(LONG in line for line in narrow)
 
 
-def test_two_whose_intervals_overlap_are_said_to() -> None:
+def test_overlapping_intervals_are_reported() -> None:
     found = planned(Link(Curve.line(1 * MS, 1e9), Curve.line(0, 1e9)), Correction((), 0.0))
     assert "runner-up: layer0\n" in found.text()
     found = planned(Link(Curve.line(1 * MS, 1e9), Curve.line(0, 1e9)), corrected_by())

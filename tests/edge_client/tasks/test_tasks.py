@@ -272,7 +272,7 @@ def test_a_module_comes_back_untouched() -> None:
         (net(), np.array(["a"]), InputMismatch, "is no tensor"),
     ],
 )
-def test_what_is_no_model_and_no_input_is_one_line(model: Any, inputs: Any, error: Any, says: str) -> None:
+def test_invalid_model_or_input_is_one_line(model: Any, inputs: Any, error: Any, says: str) -> None:
     with pytest.raises(error, match=says) as caught:
         edge_client.layers(model, inputs)
     assert "\n" not in str(caught.value)

@@ -36,7 +36,7 @@ def test_places_do_not_overlap(steps: list[tuple[int, int | None]]) -> None:
     area.close()
 
 
-def test_what_is_written_is_found_by_the_one_who_gets_its_description() -> None:
+def test_area_is_readable_by_its_description() -> None:
     area = SendArea.made(NBYTES)
     assert area is not None
     reported = area.description()

@@ -111,7 +111,7 @@ def test_facts_that_cannot_be_made_leave_the_refusal_as_it_was(
         assert all(not hello.manifest for hello in server.seen.hellos)
 
 
-def test_who_waits_while_facts_are_made_hears_the_refusal() -> None:
+def test_refusal_reaches_requests_that_wait_for_facts() -> None:
     """Whenever they run out of time: while it lasts, and while the server compares."""
     made, compared = threading.Event(), threading.Event()
 
@@ -153,7 +153,7 @@ def test_who_waits_while_facts_are_made_hears_the_refusal() -> None:
         fake.refuse(grpc.StatusCode.NOT_FOUND, "no model", wants_facts=True),
     ],
 )
-def test_nobody_gathers_facts_that_cannot_help(script: fake.Script) -> None:
+def test_useless_facts_are_not_gathered(script: fake.Script) -> None:
     asked: list[int] = []
     with (
         FakeServer(script) as server,

@@ -45,7 +45,7 @@ class Giving(CallReports):
 
 
 class TestAuto:
-    def test_it_continues_with_others(self) -> None:
+    def test_run_continues_after_a_failed_witness(self) -> None:
         """Four under way, all wrong: one is found, the others go again, another way; all answers are right."""
         reported = Giving("body", "stem", EDGE_ONLY)
         with (

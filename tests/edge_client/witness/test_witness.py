@@ -33,7 +33,7 @@ from tests.edge_client.witness.made import CPU, pair, whole, wrong
 
 class TestShare:
     @pytest.mark.parametrize("share", [0.0, 0.1, 0.29, 1 / 3, 0.5, 0.9, 1.0])
-    def test_it_is_kept_to_the_request(self, share: float) -> None:
+    def test_witness_is_kept_with_its_request(self, share: float) -> None:
         taken = EvenShare(share)
         found = [taken.take() for _ in range(300)]
         assert found[0] is (share > 0)
@@ -45,7 +45,7 @@ class TestShare:
         assert [number for number in range(1000) if taken.take()] == list(range(0, 1000, 10))
 
     @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), float("inf"), "1", True, None])
-    def test_what_is_no_share_is_refused(self, share: Any) -> None:
+    def test_invalid_share_is_refused(self, share: Any) -> None:
         with pytest.raises(SpecError, match="witness=.*from 0 to 1"):
             EdgeClient(None, ModelChoice(small_models.Residual().eval(), model_id="m"), "edge-only", witness=share)
 
@@ -71,9 +71,7 @@ class TestAnAnswerThatIsRight:
                 assert reported.finding == "" and reported.received is None
         assert client.refused == {}
 
-    def test_its_time_is_in_no_row_of_its_own_request_or_of_those_that_wait(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_witness_time_is_in_no_row_of_any_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import edge_client.witness as module
 
         plain = module.run_plain
@@ -96,7 +94,7 @@ class TestAnAnswerThatIsRight:
             answer = client.infer(image())
             assert answer.witness is not None and answer.witness.same
 
-    def test_what_is_not_split_has_none_and_does_not_count(self) -> None:
+    def test_unsplit_request_has_no_witness(self) -> None:
         with pair(small_models.Residual, "body", witness=0.5) as client:
             splits = ["edge-only", "body", "edge-only", "body", "edge-only", "body"]
             answers = [client.infer(image(), split=split) for split in splits]
@@ -130,7 +128,7 @@ class TestAnAnswerThatIsRight:
                 thread.join()
         assert reported.count(True) == 10 and reported.count(None) == 30
 
-    def test_nobody_sees_it(self) -> None:
+    def test_witness_is_invisible_to_hooks_and_metrics(self) -> None:
         """Observers, stages, layer metrics and banked outputs are those of a run without."""
 
         def seen(share: float) -> tuple[Any, ...]:
@@ -300,7 +298,7 @@ class TestItBeginsWhereTheHeadBegan:
 
 
 class TestAnAnswerThatIsWrong:
-    def test_it_is_reported_and_the_cut_is_out_of_use(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_difference_is_reported_and_the_cut_disabled(self, caplog: pytest.LogCaptureFixture) -> None:
         errors: list[Event] = []
         lifecycle = Lifecycle("edge")
         lifecycle.on("on_error")(errors.append)
@@ -334,7 +332,7 @@ class TestAnAnswerThatIsWrong:
                 with pytest.raises(CutRefused, match="cannot cut after input: witness: request 1"):
                     client.infer(value, split=split)
 
-    def test_those_under_way_are_no_answers(self) -> None:
+    def test_requests_in_flight_at_a_failed_cut_are_not_answered(self) -> None:
         """The second was answered wrong, and nobody compared: nobody gets it."""
         gates = {1: threading.Event()}
         options: dict[str, Any] = {"delay": held(gates), "connection": ConnectionOptions(max_in_flight=3)}
@@ -386,7 +384,7 @@ class TestUnlikeMachines:
             with pytest.raises(CutRefused, match="witness"):
                 client.infer(image())
 
-    def test_what_makes_them_unlike(self) -> None:
+    def test_differences_that_count(self) -> None:
         mine = {"torch": "2.13", "kind": "cpu", "processor": "a", "threads": "1"}
         assert unlike(mine, mine) == unlike(mine, {}) == unlike(mine, {"python": "3.9"}) == []
         assert unlike(mine, {**mine, "threads": "4"}) == ["threads 1 here, 4 there"]
@@ -420,11 +418,11 @@ class TestComparing:
             ("text", "other"),
         ],
     )
-    def test_what_no_tolerance_covers(self, one: Any, other: Any) -> None:
+    def test_differences_beyond_any_tolerance(self, one: Any, other: Any) -> None:
         found = compare(one, other, no_class)
         assert not found.bits and found.largest == math.inf and not found.within(1e9)
 
-    def test_what_differs_by_nothing(self) -> None:
+    def test_equal_outputs(self) -> None:
         zero = compare(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]), no_class)
         assert not zero.bits and zero.largest == 0.0 and zero.within(0.0)  # but not the same
         nan = torch.tensor([math.nan, 1.0])

@@ -82,7 +82,7 @@ class Sides:
 @pytest.mark.parametrize(
     ("name", "cut"), [(name, cut) for name, (_, _, cuts) in INDEPENDENT.items() for cut in cuts], ids=str
 )
-def test_each_gets_what_the_model_gives_it_however_many_rows_the_others_bring(name: str, cut: str) -> None:
+def test_batched_answers_equal_single_ones(name: str, cut: str) -> None:
     make, inputs, _ = INDEPENDENT[name]
     sides = Sides(make, inputs)
     asked = [inputs(rows) for rows in (1, 3, 1, 4)]  # 4 was never planned, nor 9 together
@@ -167,7 +167,7 @@ def test_a_foretold_frontier_whose_storages_are_whole_joins_planned_ones() -> No
     assert sides.alike(outputs[0], asked[-1]) and sides.alike(outputs[1], asked[0])
 
 
-def test_what_belongs_to_no_row_must_be_the_same_in_all() -> None:
+def test_values_outside_rows_must_be_equal_in_a_batch() -> None:
     sides = Sides(*INDEPENDENT["tokens"][:2])
     ids, one, other = torch.randint(20, (2, 5)), torch.arange(5)[None], torch.arange(1, 6)[None]
     first, same = (sides.head("input", ids, one) for _ in range(2))
@@ -212,7 +212,7 @@ def test_each_new_size_is_tried_before_it_is_used() -> None:
     assert sides.batches.of(early.crossing) is None, "it is not tried again at once"
 
 
-def test_what_the_model_has_built_before_this_side_looked_is_in_nobodys_way() -> None:
+def test_state_built_before_the_plan_does_not_prevent_batching() -> None:
     """The edge's plan saw it come, the server's does not."""
     sides = Sides(Capturing, lambda n: (torch.randn(n, 8),))
     x = torch.randn(1, 8)
@@ -262,7 +262,7 @@ def test_inputs_of_which_the_model_would_make_too_much_are_not_run() -> None:
     assert "dimension 0: on inputs of this form the model computes too many" in sides.batches.reason(early.crossing)
 
 
-def test_what_might_never_end_on_made_up_inputs_is_not_run_on_them() -> None:
+def test_unbounded_loop_is_not_run_on_random_inputs() -> None:
     """A loop until the data says so: the example shows it, and without one nobody foresees its end."""
     for example in (lambda: ((torch.ones(2, 8),), {}), lambda: None):
         sides = Sides(Waits, lambda n: (torch.ones(n, 8),))

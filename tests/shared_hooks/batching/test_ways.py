@@ -36,7 +36,7 @@ def learnt(sides: Sides, first: EarlyOutput, last: EarlyOutput) -> tuple[Ways, J
 
 
 @pytest.mark.parametrize(("name", "cuts"), [(name, cuts) for name, (_, _, cuts) in INDEPENDENT.items()], ids=str)
-def test_what_runs_on_is_what_a_head_gives_there_and_each_gets_its_own(name: str, cuts: tuple[str, ...]) -> None:
+def test_joined_cuts_continue_each_heads_values(name: str, cuts: tuple[str, ...]) -> None:
     make, inputs, _ = INDEPENDENT[name]
     sides = Sides(make, inputs)
     asked = [inputs(1), inputs(1), inputs(2)]
@@ -84,7 +84,7 @@ class Fixed(Seconds):
         (10.0, 1.0, (8, 8), False),  # each fills a batch
     ],
 )
-def test_they_join_where_it_pays(once: float, middle: float, waiting: tuple[int, int], joins: bool) -> None:
+def test_cuts_join_if_faster(once: float, middle: float, waiting: tuple[int, int], joins: bool) -> None:
     sides = Sides(*INDEPENDENT["convolutions"][:2])
     x = torch.randn(1, 3, 8, 8)
     ways, a, b, way = learnt(sides, sides.head("a", x), sides.head("b", x))

@@ -46,7 +46,7 @@ def there_and_back(book: Book, tensor: torch.Tensor, grain: Grain) -> tuple[int,
 
 @pytest.mark.parametrize("grain", [MAPS, TOKENS], ids=["maps", "tokens"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_was_learnt_travels_in_few_bytes(grain: Grain, dtype: torch.dtype) -> None:
+def test_learnt_basis_is_small(grain: Grain, dtype: torch.dtype) -> None:
     book = learn(mixed(grain, 30), grain, 0.25)
     new = mixed(grain, 3, seed=1)[2].to(dtype)
     nbytes, back = there_and_back(book, new, grain)
@@ -84,7 +84,7 @@ def test_a_batch_and_other_lengths_go_by_the_same_book() -> None:
     ],
     ids=["nan", "inf", "unlike", "huge", "integers", "double"],
 )
-def test_what_is_unlike_it_goes_raw(spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_unlike_tensor_is_sent_raw(spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
     book = learn(mixed(TOKENS, 30), TOKENS, 0.25)
     assert Basis(book).encode(spoil(mixed(TOKENS, 1)[0]), TOKENS) is None
     assert Basis(book).encode(mixed(MAPS, 1)[0], MAPS) is None
@@ -103,7 +103,7 @@ def test_what_is_unlike_it_goes_raw(spoil: Callable[[torch.Tensor], torch.Tensor
     ],
     ids=["constant", "nan", "no step", "nan step", "one token", "channels last"],
 )
-def test_what_cannot_be_learnt_is_said(tensors: list[torch.Tensor], grain: Grain, step: float) -> None:
+def test_unlearnable_input_is_reported(tensors: list[torch.Tensor], grain: Grain, step: float) -> None:
     with pytest.raises(SpecError, match="learnt|step"):
         learn(tensors, grain, step)
 
@@ -234,7 +234,7 @@ def test_the_books_of_one_cut_have_a_bound_together_and_count_for_their_places()
         read(9)
 
 
-def test_what_would_be_hours_of_work_is_neither_sent_nor_taken() -> None:
+def test_oversized_basis_is_neither_sent_nor_accepted() -> None:
     book = learn(mixed(TOKENS, 30), TOKENS, 0.25)
     many = torch.zeros(1).expand(1 << 36)  # no memory; 24 channels
     codec = Basis(book)

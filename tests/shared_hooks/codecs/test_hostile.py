@@ -132,7 +132,7 @@ def test_a_symbol_beyond_its_range_is_refused() -> None:
     ("where", "numbers"),
     [([512], [1.0]), ([5, 5], [1.0, 2.0]), ([7, 3], [1.0, 2.0]), ([1], [float("nan")]), ([1], [float("inf")])],
 )
-def test_what_is_kept_apart_has_one_place_each_and_is_a_number(where: list[int], numbers: list[float]) -> None:
+def test_outliers_have_unique_places_and_finite_values(where: list[int], numbers: list[float]) -> None:
     def whole(where: list[int], numbers: list[float]) -> bytes:
         places = torch.tensor(where, dtype=torch.int32).numpy().tobytes()
         values = torch.tensor(numbers).numpy().tobytes()

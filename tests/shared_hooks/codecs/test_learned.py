@@ -115,7 +115,7 @@ def test_tokens_of_any_number_type_and_memory(dtype: torch.dtype, transposed: bo
     assert torch.allclose(back, wanted, atol=0.02, rtol=0.02)
 
 
-def test_what_it_was_not_trained_for_goes_raw() -> None:
+def test_tensor_unlike_the_training_is_sent_raw() -> None:
     whole = learned(MAP)
     tensor = torch.randn(1, 6, 8, 10)
     assert whole.at("another", 0) is whole and whole.at("conv", 1) is whole
@@ -199,7 +199,7 @@ def test_a_hostile_file_is_refused_by_name(data: st.DataObject) -> None:
         ({"pieces": [None]}, "a tensor of no piece"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(change: dict[str, object], word: str) -> None:
+def test_problem_of_a_file_is_stated(change: dict[str, object], word: str) -> None:
     data = learned(MAP).file.to_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])

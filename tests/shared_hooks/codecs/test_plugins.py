@@ -90,7 +90,7 @@ class Contradicts(Half):
         (Contradicts, "not a half"),
     ],
 )
-def test_what_a_plugin_breaks_is_sent_raw(codec: type[Half], word: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensor_is_sent_raw_if_a_plugin_fails(codec: type[Half], word: str, caplog: pytest.LogCaptureFixture) -> None:
     own = Guarded(codec())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -125,7 +125,7 @@ class DecodesElse(Half):
     ],
     ids=range(9),
 )
-def test_what_a_plugin_decodes_to_something_else_is_named(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_decoding_by_a_plugin_is_named(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     codec = DecodesElse()
     codec.found = found
     monkeypatch.setitem(CODECS, Half.name, Guarded(codec))
@@ -152,11 +152,11 @@ class Whole(Half):
         return memoryview(bytearray(zlib.decompress(data)))
 
 
-def test_one_that_keeps_every_bit_may_say_so() -> None:
+def test_plugin_may_declare_itself_lossless() -> None:
     assert Parcel.of_tensors("", [torch.zeros(64)], Guarded(Whole())).codecs == ("acme:whole",)
 
 
-def test_an_honest_one_travels_and_a_side_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_works_and_a_side_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     parcel = Parcel.of_tensors("", [TENSOR], Guarded(Half()))
     with pytest.raises(BadFrame, match="unknown codec 'acme:half'"):
         Parcel.tensors(parcel.header, bytearray().join(parcel.buffers))
@@ -197,7 +197,7 @@ def test_by_module_and_class(module: Path) -> None:
             register(f"their_codecs:{name}", module)
 
 
-def test_a_word_that_is_none_says_what_there_is() -> None:
+def test_unknown_codec_lists_known_ones() -> None:
     with pytest.raises(SpecError, match=r"learned:FILE, noise:SIGMA.*Did you mean int8"):
         check("int88")
     with pytest.raises(SpecError, match="cannot be loaded|not installed|no module"):
@@ -241,7 +241,7 @@ def test_noise_is_offered_as_a_family() -> None:
     assert RAW.at("any", 3) is RAW
 
 
-def test_what_a_client_asks_a_profile_of_adds_nothing() -> None:
+def test_profile_request_registers_no_codec() -> None:
     assert ProfileOptions(codecs=("noise:0.125",)).codecs == ("noise:0.125",)
     parcel = Parcel.of_tensors("", [TENSOR], "noise:0.125")
     assert parcel.codecs == ("noise:0.125",) and "noise:0.125" not in CODECS

@@ -39,7 +39,7 @@ def test_more_bits_lose_less_and_take_more(tensor: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2, 1])
-def test_what_relu_made_zero_stays_zero_and_no_sign_is_spent(bits: int) -> None:
+def test_zeros_of_relu_stay_zero_without_a_sign_bit(bits: int) -> None:
     found, _ = there_and_back(MAP, bits)
     assert float(found.min()) == 0.0 and bool((found[MAP == 0] == 0).all())
     signed = MAP - 1e-6
@@ -58,7 +58,7 @@ def test_a_small_channel_or_token_beside_a_large_one_loses_no_more(tensor: torch
 
 
 @pytest.mark.parametrize("bits", [8, 6, 4, 3])
-def test_what_lies_far_outside_is_exact_and_costs_its_neighbours_nothing(bits: int) -> None:
+def test_outliers_are_exact_and_leave_neighbours_precise(bits: int) -> None:
     far = TOKENS.clone()
     far[:, 3::20, 7] = 1000.25
     far[:, 5, 100] = -512.5
@@ -119,7 +119,7 @@ def test_a_rounded_number_is_the_nearest_level() -> None:
         assert float(found.min()) == max(low, float(found.min())) and float(found.max()) <= high
 
 
-def test_what_was_once_encoded_is_decoded_to_these_very_numbers() -> None:
+def test_stored_bytes_decode_to_the_stored_numbers() -> None:
     """On every machine: four channels of 16 elements with four bits each, three of them with odd steps."""
     symbols = bytes(range(1, 33))
     payload = memoryview(bytes([8, 0, 5, 16, 31, 0, 0, 64]) + symbols)

@@ -55,7 +55,7 @@ def carried(tensor: torch.Tensor, codec: str) -> tuple[torch.Tensor, str]:
     st.sampled_from(VALUES),
     st.integers(0, 1000),
 )  # fmt: skip
-def test_what_is_sent_arrives(codec: str, dtype: torch.dtype, shape: list[int], values: str, seed: int) -> None:
+def test_round_trip(codec: str, dtype: torch.dtype, shape: list[int], values: str, seed: int) -> None:
     tensor = tensor_of(dtype, tuple(shape), values, seed)
     found, used = carried(tensor, codec)
     if CODECS[used].lossless:
@@ -75,7 +75,7 @@ def test_what_is_sent_arrives(codec: str, dtype: torch.dtype, shape: list[int], 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "int4", "int1"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-def test_what_cannot_be_coded_is_sent_raw_and_the_parcel_says_so(name: str, value: float) -> None:
+def test_uncodable_tensor_is_sent_raw_and_marked(name: str, value: float) -> None:
     tensor = torch.randn(1, 16, 16, 16)
     tensor[0, 3, 4, 5] = value
     found, used = carried(tensor, name)
@@ -123,7 +123,7 @@ def test_many_elements_are_worked_on_in_parts() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["bf16", "int8", "int4", "int3", "int2", "int1", "sparse"])
-def test_what_lies_on_a_gpu_is_coded_there(name: str) -> None:
+def test_gpu_tensor_is_coded_on_the_gpu(name: str) -> None:
     tensor = torch.randn(2, 32, 24, 24, generator=torch.Generator().manual_seed(1)).relu()
     flat = tensor.view(-1)
     grain = Grain.of(tuple(tensor.shape), tuple(tensor.stride()))

@@ -94,7 +94,7 @@ def used(wrapped: WrappedModel, compiled: CompiledTails) -> None:
 
 
 @pytest.mark.parametrize("middle", [(), (Counting(),)], ids=["blocks", "inside of what cannot be"])
-def test_it_is_used_after_comparisons_and_equal(middle: tuple[nn.Module, ...]) -> None:
+def test_compiled_tail_is_used_after_equal_comparisons(middle: tuple[nn.Module, ...]) -> None:
     with tails(model(*middle)) as (wrapped, compiled):
         used(wrapped, compiled)
         for _ in range(3):
@@ -128,7 +128,7 @@ def lying(error: float, after: int = 0) -> Callable[..., Any]:
         (float("nan"), 0, True, "not finite"),
     ],
 )
-def test_what_differs_is_refused(error: float, after: int, rounding: bool, says: str) -> None:
+def test_differing_compilation_is_refused(error: float, after: int, rounding: bool, says: str) -> None:
     """Also where that shows on live values only; nobody's answer is other than the model's own."""
     with tails(model(block()), backend=lying(error, after), rounding=rounding) as (wrapped, compiled):
         settled(compiled)
@@ -150,7 +150,7 @@ def test_rounding_within_bounds_is_used_where_it_is_allowed() -> None:
         assert not torch.equal(out, wrapped.whole(x)) and not difference(out, wrapped.whole(x), rounding=True)
 
 
-def test_what_wins_nothing_is_not_used() -> None:
+def test_compilation_without_gain_is_not_used() -> None:
     asked_for: list[tuple[float, float]] = []
     with tails(model(), wins=lambda own, other: asked_for.append((own, other)) is not None) as (wrapped, compiled):
         assert settled(compiled) == "checking"
@@ -181,7 +181,7 @@ def test_nothing_is_compiled_while_a_request_runs() -> None:
         assert "RecompileLimit" in compiled.why
 
 
-def test_what_breaks_in_the_middle_is_asked_again() -> None:
+def test_failure_during_a_compiled_run_is_retried_uncompiled() -> None:
     """It may have written to what it was given: nobody is answered from that."""
     made, calls = block().eval(), []
 

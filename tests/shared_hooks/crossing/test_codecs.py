@@ -46,7 +46,7 @@ def test_there_and_back(codec: Codec, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", SMALLER, ids=lambda codec: codec.name)
-def test_what_it_decodes_may_be_written(codec: Codec) -> None:
+def test_decoded_tensor_is_writable(codec: Codec) -> None:
     assert not decoded(codec, *encoded(codec, DATA[0]), len(DATA[0])).readonly
 
 
@@ -93,7 +93,7 @@ def test_parameters_that_no_codec_has_are_refused(params: object) -> None:
         Parcel.tensors(_signed(json.dumps(body).encode()), b"".join(parcel.buffers))
 
 
-def test_what_crosses_says_where_its_channels_are() -> None:
+def test_crossing_tensor_names_its_channel_dimension() -> None:
     assert Grain.of((2, 8, 4, 4), (128, 16, 4, 1)) == Grain(2, 8, 16, True, 4)
     assert Grain.of((2, 8, 4, 4), (128, 1, 32, 8)) == Grain(32, 8, 1, True)
     assert Grain.of((2, 5, 7), (35, 7, 1)) == Grain(10, 7, 1, False)
@@ -107,7 +107,7 @@ def test_what_crosses_says_where_its_channels_are() -> None:
         assert [grain.elements for grain in early.crossing.grains] == [piece.numel() for piece in early.pieces]
 
 
-def test_what_does_not_get_smaller_is_sent_raw() -> None:
+def test_incompressible_tensor_is_sent_raw() -> None:
     noise = torch.randint(0, 256, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     for codec in CODECS:
         parcel = Parcel.of_tensors(None, [noise, torch.empty(0)], codec)

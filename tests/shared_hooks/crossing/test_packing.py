@@ -72,7 +72,7 @@ def test_another_order_is_found_out_by_the_checksums(order: Any) -> None:
         Parcel.tensors(forged(order), payload)
 
 
-def test_what_was_written_to_since_is_not_held() -> None:
+def test_tensor_written_since_is_not_held() -> None:
     packing, tensor = Packing(), torch.zeros(3, 4)[:, 1:]
     packing.hold(0, tensor)
     assert packing.holds(0, tensor) and packing.holds(0, tensor.clone()) and not packing.holds(1, tensor)

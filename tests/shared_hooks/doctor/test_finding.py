@@ -29,7 +29,7 @@ def test_lines_and_counts() -> None:
     assert as_json(FOUND)["findings"][1] == {"level": "warning", "about": "clock", "says": "late", "mend": "set it"}
 
 
-def test_what_the_other_side_says_makes_no_line_of_its_own() -> None:
+def test_text_of_the_other_side_cannot_break_lines() -> None:
     out = io.StringIO()
     report([wrong("tls", "x\nok       tls          all is well\x1b[2J", "")], out)
     lines = out.getvalue().splitlines()

@@ -150,7 +150,7 @@ def test_over_links_that_break_and_servers_that_forget(name: str, history: int) 
     assert seen["true"] and seen["wrong"] and seen["copies"] and faults["cancelled"], (seen, faults)
 
 
-def test_what_refuses_steps_ahead_computes_them_one_by_one() -> None:
+def test_refused_steps_ahead_are_computed_one_by_one() -> None:
     cuts = cuts_of("llama", 2)
     assert played("llama", chain("llama", cuts)[0], random.Random(3), 1.0, cuts[0])["exact"] == 25
 
@@ -253,7 +253,7 @@ class TestTheServersSide:
         assert session.nbytes < kept and not session._kept
         session.fork()
 
-    def test_what_is_not_kept_is_lost_and_that_is_said(self) -> None:
+    def test_steps_not_kept_raise_session_lost(self) -> None:
         session, said = self.session()
         for number in (0, 1, 2):
             session.step(*said[number])

@@ -72,7 +72,7 @@ def test_the_server_samples_as_this_side_would(name: str, how: str) -> None:
         assert down(split) < 400
 
 
-def test_who_draws_beside_is_noticed() -> None:
+def test_random_draw_by_another_thread_is_noticed() -> None:
     from transformers import StoppingCriteria, StoppingCriteriaList
 
     class Draws(StoppingCriteria):  # type: ignore[misc]
@@ -151,7 +151,7 @@ def test_scores_behind_a_top_k_are_those_of_all_logits() -> None:
         (("sample",), {"do_sample": True, "prompt_lookup_num_tokens": 3}, "drafts"),
     ],
 )
-def test_what_is_not_enough_is_refused_by_name(answer: Any, settings: dict[str, Any], why: str) -> None:
+def test_insufficient_answer_is_refused_by_name(answer: Any, settings: dict[str, Any], why: str) -> None:
     if settings.get("logits_processor") == "own":
         settings = {"logits_processor": [Own()]}
     model = make("llama")

@@ -15,7 +15,7 @@ def shimmed(model: nn.Module) -> set[str]:
     return {path for path, module in model.named_modules() if attach.shim_of(module) is not None}
 
 
-def test_what_lies_within_calls_runs_bare_and_is_seen_again_where_it_has_hooks() -> None:
+def test_modules_within_calls_run_bare_unless_hooked() -> None:
     here, there, whole = (make("llama") for _ in range(3))
     cut, given = cut_of("llama"), prompt(2)
     tail = DecodingTail(there, cut)

@@ -84,7 +84,7 @@ class Repeat(nn.Module):
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-def test_what_crosses_lies_as_it_did(repeated: bool) -> None:
+def test_crossing_tensors_keep_their_layout(repeated: bool) -> None:
     whole, edge, cloud = (Trimmed(repeated) for _ in range(3))
     x = torch.randn(2, 5, 64)
     with torch.no_grad(), SplitForward(edge, "cut", InProcess(DecodingTail(cloud, "cut"))):
@@ -154,7 +154,7 @@ class Keeps(nn.Module):
 
 
 @pytest.mark.parametrize(("cut", "is_served"), [("layers.0", False), ("layers.1", True)])
-def test_what_a_layer_keeps_for_those_behind_the_cut(cut: str, is_served: bool) -> None:
+def test_layer_state_read_behind_the_cut(cut: str, is_served: bool) -> None:
     x, whole = torch.randn(2, 8), Keeps(0, 2)
     with torch.no_grad(), SplitForward(Keeps(0, 2), cut, InProcess(DecodingTail(Keeps(0, 2), cut))) as split:
         for _ in range(3):
@@ -181,7 +181,7 @@ def test_a_table_that_is_made_on_first_use_is_none_of_that(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("counting", [(), (1,), (1, 2), (2,), (0,)])
-def test_what_a_part_in_the_middle_keeps_for_the_next_one(counting: tuple[int, ...]) -> None:
+def test_middle_part_state_read_by_the_next(counting: tuple[int, ...]) -> None:
     x, whole = torch.randn(2, 8), Keeps(*counting)
     last = InProcess(DecodingTail(Keeps(*counting), "layers.1"))
     middle = DecodingTail(Keeps(*counting), "layers.0")
@@ -287,7 +287,7 @@ def _nothing(_: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", HANDED)
-def test_what_is_handed_from_layer_to_layer(kind: str) -> None:
+def test_values_passed_between_layers(kind: str) -> None:
     x = torch.randn(2, 8)
     tail = DecodingTail(Hands(kind, 0, 3), "layers.1")
     refused = pytest.raises(CutRefused, match=r"layers\.0, before the cut, changes")
@@ -301,7 +301,7 @@ def test_what_is_handed_from_layer_to_layer(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", HANDED)
-def test_what_is_handed_on_by_a_part_in_the_middle(kind: str) -> None:
+def test_values_passed_on_by_a_middle_part(kind: str) -> None:
     last = InProcess(DecodingTail(Hands(kind, 1, 3), "layers.1"))
     middle = DecodingTail(Hands(kind, 1, 3), "layers.0")
     link = InProcess(middle, None, lambda: MiddleDecodingSession(middle, "layers.1", last))
@@ -365,7 +365,7 @@ class Outside(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "said"), [(Outside.Layer, "os.environ"), (Outside.OfThread, "a threading.local")])
-def test_what_is_kept_outside_of_the_model(kind: type[nn.Linear], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_outside_of_the_model(kind: type[nn.Linear], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISTHMUS_TEST", "0")
     tail = DecodingTail(Outside(kind), "layers.1")
     refused = pytest.raises(CutRefused, match=f"keeps {said}")
@@ -401,7 +401,7 @@ class SetsOnce(nn.Module):
         return x
 
 
-def test_what_is_set_once_for_those_behind_the_cut() -> None:
+def test_state_set_once_for_layers_behind_the_cut() -> None:
     tail, ids = DecodingTail(SetsOnce(), "layers.1"), torch.tensor([[1, 2]])
     with torch.no_grad(), SplitForward(SetsOnce(), "layers.1", InProcess(tail)) as split:
         for _ in range(3):
@@ -475,7 +475,7 @@ CALIBRATED = [
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("cut", ["layers.0", "layers.1"])
 @pytest.mark.parametrize("make", [*CALIBRATED, partial(Calibrated, "table", shared=True)])
-def test_what_is_made_of_the_first_input_is_no_table(make: Callable[..., nn.Module], cut: str, ran: bool) -> None:
+def test_state_made_from_the_first_input_is_no_table(make: Callable[..., nn.Module], cut: str, ran: bool) -> None:
     whole, edge, dice = make(), make(), torch.Generator().manual_seed(3)
     answers, table = 0, isinstance(make, partial) and make.args == ("table",)
     with torch.no_grad():
@@ -495,7 +495,7 @@ def test_what_is_made_of_the_first_input_is_no_table(make: Callable[..., nn.Modu
 
 
 @pytest.mark.parametrize("make", [*CALIBRATED, partial(Calibrated, "table", shared=True), Plain])
-def test_what_parts_of_a_chain_make_of_the_first_input(make: Callable[..., nn.Module]) -> None:
+def test_state_made_from_the_first_input_along_a_chain(make: Callable[..., nn.Module]) -> None:
     first, second = ("1", "2") if make is Plain else ("layers.1", "layers.2")
     last, middle = InProcess(DecodingTail(make(), second)), DecodingTail(make(), first)
     link = InProcess(middle, None, lambda: MiddleDecodingSession(middle, second, last))

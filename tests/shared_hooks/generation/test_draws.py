@@ -32,7 +32,7 @@ def noisy(number: int, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["torch", "python"])
-def test_before_the_cut_they_are_those_of_the_whole_model(kind: str) -> None:
+def test_draws_before_the_cut_equal_the_whole_models(kind: str) -> None:
     def run(model: Any) -> Any:
         torch.manual_seed(3)
         random.seed(3)
@@ -45,7 +45,7 @@ def test_before_the_cut_they_are_those_of_the_whole_model(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", "python"])
-def test_after_the_cut_they_are_refused(kind: str) -> None:
+def test_draws_behind_the_cut_are_refused(kind: str) -> None:
     here = noisy(3, kind)
     with (
         SplitForward(here, cut_of("llama"), InProcess(DecodingTail(noisy(3, kind), cut_of("llama")))),
@@ -54,7 +54,7 @@ def test_after_the_cut_they_are_refused(kind: str) -> None:
         here.generate(**prompt(), max_new_tokens=6)
 
 
-def test_so_is_dropout_in_training() -> None:
+def test_dropout_behind_the_cut_in_training_is_refused() -> None:
     here: Any = make("gpt2")
     there = make("gpt2").train()
     with (

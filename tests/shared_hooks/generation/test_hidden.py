@@ -47,7 +47,7 @@ def test_a_token_of_width_4096_is_a_quarter() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_has_no_scale_is_sent_as_it_is(bad: float) -> None:
+def test_tensor_without_a_scale_is_sent_raw(bad: float) -> None:
     tensor = torch.zeros(1, 256)
     tensor[0, 3] = bad
     assert encoded(tensor, "int8") is None

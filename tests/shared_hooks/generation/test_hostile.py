@@ -117,7 +117,7 @@ def test_altered_steps_leave_the_session_as_it_was(honest: Any) -> None:
 
 
 @pytest.mark.parametrize("header", [None, [], "step", 7, {}, {"in": []}, {"new": ["v", 1]}, {"new": ["l", "", []]}])
-def test_what_is_no_step_is_refused(header: Any) -> None:
+def test_invalid_step_is_refused(header: Any) -> None:
     session = DecodingTail(make("llama"), cut_of("llama")).open()
     with pytest.raises(IsthmusError):
         session.step(header, [])
@@ -310,7 +310,7 @@ def test_a_layer_before_the_cut_that_takes_a_ghosts_memory_ends_no_process() -> 
         {"d": [["m", 1]]},
     ],
 )
-def test_whatever_a_hostile_server_answers_has_a_name(header: dict[str, Any]) -> None:
+def test_hostile_answers_raise_named_errors(header: dict[str, Any]) -> None:
     """Never the errors of Python that reading it raises."""
 
     class Lies(InProcess):

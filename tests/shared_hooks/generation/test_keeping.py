@@ -194,7 +194,7 @@ def answers(
     st.booleans(),
     st.sampled_from(("same", "grow", "same, private", "grow, private")),
 )
-def test_what_a_model_keeps_is_right_or_refused(habits: Habits, cut: int, second: int, ran: bool, sizes: str) -> None:
+def test_kept_state_is_right_or_refused(habits: Habits, cut: int, second: int, ran: bool, sizes: str) -> None:
     lengths = [3, 3, 3, 3] if "same" in sizes else [2, 3, 4, 5]
     answers(habits, cut, second if second > cut else None, ran=ran, lengths=lengths, private="private" in sizes)
 
@@ -213,7 +213,7 @@ def test_what_a_model_keeps_is_right_or_refused(habits: Habits, cut: int, second
         (Habits((Put(0, "an object", "list", "a number", True),), ()), 1),
     ],
 )
-def test_what_is_kept_where_it_is_read_is_exact(habits: Habits, cut: int, ran: bool) -> None:
+def test_state_kept_on_the_reading_side_is_exact(habits: Habits, cut: int, ran: bool) -> None:
     assert answers(habits, cut, None, ran=ran, lengths=[3, 3, 3, 3]) == 4
 
 
@@ -225,11 +225,11 @@ def test_what_is_kept_where_it_is_read_is_exact(habits: Habits, cut: int, ran: b
         Habits((Put(3, "the last layer", "list", "a table", True),), (Get(0, "the last layer", "list"),)),
     ],
 )
-def test_what_is_made_behind_the_cut_and_read_before_it_is_refused(habits: Habits) -> None:
+def test_state_made_behind_and_read_before_the_cut_is_refused(habits: Habits) -> None:
     assert answers(habits, 1, None, ran=False, lengths=[3, 3, 3, 3]) <= 1
 
 
-def test_what_only_an_edge_that_ran_before_has_is_refused() -> None:
+def test_state_of_an_earlier_edge_run_is_refused() -> None:
     habits = Habits((Put(0, "an object", "attribute", "mean", True),), (Get(3, "an object", "attribute"),))
     assert answers(habits, 1, None, ran=True, lengths=[3, 3]) == 0
 
@@ -275,7 +275,7 @@ class Forged(InProcess):
 
 @settings(max_examples=examples(150), deadline=None)
 @given(HABITS, SAID_AT_ALL)
-def test_whatever_an_edge_says_of_its_model_the_servers_stays_as_it_is(habits: Habits, said: Any) -> None:
+def test_reports_of_an_edge_do_not_change_the_servers_model(habits: Habits, said: Any) -> None:
     model = Keeper(habits)
     before, weights = PythonState(model, settings=False), weights_hash(model)
     link = Forged(DecodingTail(model, "layers.1"))

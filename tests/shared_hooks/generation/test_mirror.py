@@ -78,14 +78,14 @@ OPERATIONS = {
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=14))
-def test_the_other_side_knows_all(names: list[str]) -> None:
+def test_mirror_reproduces_the_state(names: list[str]) -> None:
     sides = Sides()
     for name in names:
         OPERATIONS[name](sides.state)
         sides.step()
 
 
-def test_what_is_said_again_is_one_word() -> None:
+def test_repeated_changes_are_one_word() -> None:
     sides = Sides()
     for _ in range(3):
         add_layer(sides.state)

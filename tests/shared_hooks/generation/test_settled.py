@@ -48,7 +48,7 @@ def with_block(number: int, cls: type[nn.Module]) -> Any:
 
 
 @pytest.mark.parametrize("number", [0, 3], ids=["before the cut", "after the cut"])
-def test_what_a_module_keeps_for_the_next_call_is_refused_by_name(number: int) -> None:
+def test_module_state_for_the_next_call_is_refused_by_name(number: int) -> None:
     here, there = with_block(number, Remembers), with_block(number, Remembers)
     with (
         SplitForward(here, cut_of("llama"), InProcess(DecodingTail(there, cut_of("llama")))),

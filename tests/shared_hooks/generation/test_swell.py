@@ -69,7 +69,7 @@ def more_inputs(kept: list[Step], forms: list[Any], tensors: list[torch.Tensor])
     return header, [*tensors, *own]
 
 
-def test_what_is_unused_in_one_step_hides_nothing_in_the_next(kept: list[Step], session: DecodingSession) -> None:
+def test_unused_values_of_one_step_hide_nothing_in_the_next(kept: list[Step], session: DecodingSession) -> None:
     """A step with an input and a number that are huge, and lead to nothing; then the mask of both."""
     unused = ["p", [1, HUGE], [HUGE, 1], "int64", "unused"]
     header, tensors = more_inputs(kept, [unused], [])
@@ -122,7 +122,7 @@ def test_memory_that_was_given_back_does_not_count() -> None:
     assert allowance.peak > 1 << 20
 
 
-def test_what_was_looked_at_takes_the_same_memory_whatever_was_reported() -> None:
+def test_memory_of_seen_steps_does_not_depend_on_reports() -> None:
     seen = SeenSteps()
     key = magnitude(["x" * 1_000_000, *range(1000)])
     seen.add(key)
@@ -138,7 +138,7 @@ def test_inputs_that_nobody_uses_are_counted(kept: list[Step], session: Decoding
     assert session.fork().nbytes >= before + (4 << 20)
 
 
-def test_what_is_reported_of_calls_is_counted(kept: list[Step], session: DecodingSession) -> None:
+def test_reports_of_calls_are_counted(kept: list[Step], session: DecodingSession) -> None:
     before, (header, tensors) = session.nbytes, kept[2]
     calls = [["nothing", n, ["t", 0], [[[1], [1], "float32"]], []] for n in range(2000)]
     step(session, {**header, "t": calls}, tensors)
@@ -265,7 +265,7 @@ def test_a_step_that_changes_the_model_is_refused_and_undone(keep: Callable[[Blo
 
 
 @torch.no_grad()
-def test_what_a_step_keeps_is_read_by_no_other_session() -> None:
+def test_kept_state_is_private_to_a_session() -> None:
     tail = DecodingTail(Toy(remembers), "blocks.0")
     for _ in range(2):
         here, whole = Toy(remembers), Toy(remembers)
@@ -276,7 +276,7 @@ def test_what_a_step_keeps_is_read_by_no_other_session() -> None:
 
 
 @torch.no_grad()
-def test_what_a_step_keeps_and_no_code_reads_is_put_back() -> None:
+def test_unread_state_of_a_step_is_restored() -> None:
     tail = DecodingTail(Toy(remembers), "blocks.0")
     memos = [block.memo for block in tail.model.blocks]  # type: ignore[union-attr]
     for words in ([[1, 2, 3]], [[1, 49, 3]]):

@@ -125,7 +125,7 @@ class Between(nn.Module):
 
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_what_was_written_since_is_never_taken_for_what_was_there(way: Way, used: bool) -> None:
+def test_written_tensor_is_not_taken_for_the_old_one(way: Way, used: bool) -> None:
     steps = [torch.randint(0, 50, (1, 5), generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
     here, there, whole = (Between(way, used) for _ in range(3))
     with torch.no_grad(), SplitForward(here, "block", InProcess(DecodingTail(there, "block"))):
@@ -212,7 +212,7 @@ def rows_before_it(model: Any, x: torch.Tensor, _: Any) -> Any:
 
 @pytest.mark.parametrize("cut", ["a", "b", "c"])
 @pytest.mark.parametrize("step", [where_it_begins, how_much_there_is, rows_before_it])
-def test_what_was_sent_has_memory_of_its_own(step: Callable[..., Any], cut: str) -> None:
+def test_sent_tensor_has_its_own_memory(step: Callable[..., Any], cut: str) -> None:
     steps(step, cut)
 
 

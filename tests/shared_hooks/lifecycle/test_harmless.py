@@ -39,7 +39,7 @@ def answers_are_exact(client: EdgeClient) -> None:
 
 class TestWhatHooksRaise:
     @pytest.mark.parametrize("kind", [ValueError, HookRefused, SystemExit, KeyboardInterrupt])
-    def test_at_every_stage_changes_nothing(self, kind: type[BaseException]) -> None:
+    def test_hooks_at_every_stage_change_nothing(self, kind: type[BaseException]) -> None:
         """But for what it says: refusals before a request, and Ctrl-C in the main thread."""
         main = threading.main_thread()
 

@@ -120,7 +120,7 @@ def test_a_script_that_ends_itself_when_imported(tmp_path: Path) -> None:
         ("hook = []", "hook"),
     ],
 )
-def test_what_cannot_be_used(tmp_path: Path, text: str, says: str) -> None:
+def test_unusable_hooks(tmp_path: Path, text: str, says: str) -> None:
     for side, call in (
         ("edge", lambda: loaded(tmp_path, text)),
         ("cloud", lambda: read_config(tmp_path / "hooks.toml")),
@@ -148,7 +148,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 
 
 class TestPackages:
-    def test_their_hooks_are_there_before_the_files(self, no_packages: Callable[..., None], tmp_path: Path) -> None:
+    def test_plugin_hooks_precede_the_files(self, no_packages: Callable[..., None], tmp_path: Path) -> None:
         no_packages(watch=f"{HERE}:Watchdog", inject=f"{HERE}:cloud_alone", made=f"{HERE}:made")
         assert names(read("edge", None)) == {"log", "watch", "made"}
         assert names(read("cloud", None)) == {"log", "watch", "made", "inject"}
@@ -177,7 +177,7 @@ class TestPackages:
             (f"{HERE}:Misspelt", "Did you mean on_error"),
         ],
     )
-    def test_one_that_is_broken_is_named(self, no_packages: Callable[..., None], target: str, says: str) -> None:
+    def test_broken_plugin_is_named(self, no_packages: Callable[..., None], target: str, says: str) -> None:
         no_packages(broken=target)
         with pytest.raises(SpecError, match=says) as caught:
             read("edge", None)

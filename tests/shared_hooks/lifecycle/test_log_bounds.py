@@ -100,7 +100,7 @@ def test_many_accounts_have_a_bound_together_and_the_server_has_none(written: Wr
     assert sum(int(line.split()[2].replace(",", "")) for line in written.lines if "more lines" in line) == 2988
 
 
-def test_what_a_thread_says_while_it_works_for_a_client_is_the_client_s(written: Written) -> None:
+def test_log_of_a_thread_is_charged_to_its_client(written: Written) -> None:
     lifecycle = Lifecycle("cloud")
     with lifecycle.request(About(1, 0, account="loud")):
         for _ in range(10):

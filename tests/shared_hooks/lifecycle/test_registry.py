@@ -118,19 +118,19 @@ class TestWhatCanBeMounted:
             Lifecycle("edge").register(Noting)
 
     @pytest.mark.parametrize("thing", [None, 3, "log", lambda event: None, object()])
-    def test_what_listens_to_nothing(self, thing: Any) -> None:
+    def test_hook_without_stages(self, thing: Any) -> None:
         with pytest.raises(SpecError, match="stages are before_model_load"):
             Lifecycle("edge").register(thing)
 
-    def test_what_never_comes_on_this_side(self) -> None:
+    def test_stage_of_the_other_side(self) -> None:
         with pytest.raises(SpecError, match="this side has none of its stages \\(cloud\\)"):
             Lifecycle("cloud").register(Noting([], ""))
 
-    def test_what_cannot_be_marked(self) -> None:
+    def test_unmarkable_hooks(self) -> None:
         with pytest.raises(SpecError, match="append cannot be marked: write a function that calls it"):
             on("after_head")([].append)
 
-    def test_what_need_not_be_marked_is_mounted_as_it_is(self) -> None:
+    def test_hook_that_needs_no_mark_is_registered_unchanged(self) -> None:
         heard: list[Event] = []
         edge, cloud = Lifecycle("edge"), Lifecycle("cloud")
         for lifecycle in (edge, cloud):
@@ -165,7 +165,7 @@ class TestWhatCanBeMounted:
 
 
 class TestFailures:
-    def test_are_counted_and_logged_once_and_the_others_go_on(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_hook_errors_are_counted_and_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         lifecycle, heard = Lifecycle("edge"), []
 
         @lifecycle.on("after_head", priority=0)
@@ -183,7 +183,7 @@ class TestFailures:
         ]
 
     @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, KeyboardInterrupt, HookRefused, MemoryError])
-    def test_whatever_is_raised_stays_in_a_thread_of_ours(self, kind: type[BaseException]) -> None:
+    def test_errors_of_hooks_do_not_end_our_threads(self, kind: type[BaseException]) -> None:
         """Others wait for these threads: one that ended would leave them waiting for ever."""
         lifecycle, over = Lifecycle("cloud"), threading.Event()
 
@@ -266,7 +266,7 @@ class TestFailures:
 
 
 class TestRefusals:
-    def test_only_before_a_request_and_after_the_others(self) -> None:
+    def test_order_of_cancelling_hooks(self) -> None:
         lifecycle, heard = Lifecycle("edge"), []
 
         @lifecycle.on(*(stage for stage in Stage if stage.edge), priority=0)
@@ -313,7 +313,7 @@ class TestChangesWhileItRuns:
         lifecycle.emit(Stage.AFTER_HEAD)
         assert heard == ["once", "other", "new"] and not lifecycle._at
 
-    def test_from_other_threads_and_all_are_counted(self) -> None:
+    def test_events_from_other_threads_are_counted(self) -> None:
         lifecycle, wrong = Lifecycle("edge"), []
         counted = {"calls": 0}
         lock = threading.Lock()
@@ -361,7 +361,7 @@ class TestChangesWhileItRuns:
         lifecycle.emit(Stage.BEFORE_HEAD)
         assert len(heard) == 4  # and it is called the next time
 
-    def test_it_is_called_in_another_thread_meanwhile(self) -> None:
+    def test_hook_runs_in_another_thread_meanwhile(self) -> None:
         lifecycle, heard, entered = Lifecycle("edge"), [], threading.Event()
 
         @lifecycle.on("before_head")
@@ -378,7 +378,7 @@ class TestChangesWhileItRuns:
 
 
 class TestEvents:
-    def test_tell_what_their_stage_has_and_nothing_else(self) -> None:
+    def test_events_have_the_facts_of_their_stage_only(self) -> None:
         for stage in Stage:
             event = Event(stage, "edge", None, dict.fromkeys(stage.facts[:1], 1))
             for name in stage.facts:
@@ -391,7 +391,7 @@ class TestEvents:
         event = Event(Stage.AFTER_HEAD, "edge", About(1, 0), {"split": "x"})
         assert copy.copy(event).split == "x" and copy.deepcopy(event).request == About(1, 0)
 
-    def test_belong_to_the_threads_request(self) -> None:
+    def test_events_belong_to_the_threads_request(self) -> None:
         lifecycle, seen = Lifecycle("edge"), []
         lifecycle.on("after_head")(lambda event: seen.append(event.request))
         outer, inner = About(1, 0), About(2, 1)

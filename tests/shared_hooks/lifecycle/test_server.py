@@ -45,7 +45,7 @@ def errors(spy: Spy) -> list[tuple[int, int, str]]:
     ]
 
 
-def test_what_ends_while_another_fails_is_reported(core: Core, spy: Spy) -> None:
+def test_request_that_ends_while_another_fails_is_reported(core: Core, spy: Spy) -> None:
     """A client comes back with its upload, and finds no room: the old one has ended all the same."""
     crossing = make_crossing(100)
     first = CoreClient(core)
@@ -199,7 +199,7 @@ def test_streams_are_reported(core: Core, spy: Spy) -> None:
     assert spy.count(Stage.AFTER_CONNECT) == 2 and spy.count(Stage.AFTER_HANDSHAKE) == 1
 
 
-def test_who_comes_while_it_drains(core: Core, spy: Spy) -> None:
+def test_client_that_connects_during_a_drain(core: Core, spy: Spy) -> None:
     core.drain()
     with pytest.raises(ServerUnavailable):
         core.open(Caller("late"))

@@ -69,7 +69,7 @@ def test_events_in_between(tmp_path: Path) -> None:
     assert throttling(machine(board)).since(before) == ("over-current",)
 
 
-def test_it_counts_though_it_is_over_at_the_end() -> None:
+def test_throttling_within_the_interval_counts() -> None:
     assert Throttling(counts={"heat": 8}).since(Throttling(counts={"heat": 7})) == ("heat",)
     assert Throttling(counts={"heat": 7}).since(Throttling(counts={"heat": 7})) == ()
     assert Throttling().since(Throttling(now=("heat (firmware)",))) == ("heat (firmware)",)

@@ -60,7 +60,7 @@ def test_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_what_is_in_use_on_a_device_is_asked_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_memory_is_read_from_the_device_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.in_use(torch.device("cpu")) is None
     kind = SimpleNamespace(mem_get_info=lambda device: (300, 1000))
     monkeypatch.setattr(devices, "_module", lambda device: kind)

@@ -108,7 +108,7 @@ def test_values_that_are_none_are_left_out() -> None:
         ({"classes": "a"}, {"a": torch.ones(7)}, "expected 2 dimensions"),
     ],
 )
-def test_what_is_not_there_is_named(keys: dict[str, Any], output: object, said: str) -> None:
+def test_missing_file_is_named(keys: dict[str, Any], output: object, said: str) -> None:
     with pytest.raises(InputMismatch) as wrong:
         drawn(drawing(**keys), output)
     assert said in str(wrong.value)

@@ -31,7 +31,7 @@ RESIDUAL = "tests.edge_client.small_models:Residual"
         ("digits", "2,1,32,32", (2, 1, 32, 32), torch.float32),
     ],
 )
-def test_both_sides_make_the_same_of_it(model: str, words: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_both_sides_build_the_same_example(model: str, words: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     both = ["--model", model, "--example", words]
     edge = choice_of(make_parser().parse_args(["layers", *both])).spec().example()
     cloud = configure(parser().parse_args(both)).models[0].spec.example()

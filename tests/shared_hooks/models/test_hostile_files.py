@@ -167,7 +167,7 @@ def test_a_decoder_that_hangs_is_ended() -> None:
     assert not decode._idle
 
 
-def test_one_process_is_used_again_and_several_at_once() -> None:
+def test_decoder_processes_are_reused() -> None:
     decode = picture.Decoder()
     how = picture.How(mode="L", size=(4, 4), shorter_side=None, interpolation="nearest", max_pixels=1 << 24)
     data = large("PNG")

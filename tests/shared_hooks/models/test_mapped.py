@@ -76,7 +76,7 @@ def test_the_same_model(tmp_path: Path) -> None:
         assert torch.equal(model(x), whole(x))
 
 
-def test_what_cannot_stay_in_the_file_is_loaded(tmp_path: Path) -> None:
+def test_weights_that_cannot_be_mapped_are_loaded(tmp_path: Path) -> None:
     """Another type in the file, or a module that makes something of its own of what it loads."""
 
     class Doubled(nn.Linear):

@@ -66,7 +66,7 @@ def test_a_scripted_model_has_its_own_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", [ReadsWhatItMade, KeepsAView, DrawsATable])
-def test_what_needs_its_values_gets_them(kind: type[nn.Module]) -> None:
+def test_weights_whose_values_are_needed_are_filled(kind: type[nn.Module]) -> None:
     torch.manual_seed(3)
     wanted: Any = kind()
     torch.manual_seed(3)
@@ -98,7 +98,7 @@ FORGOTTEN: list[object] = []
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("what", DRAWS)
-def test_what_is_drawn_is_what_an_ordinary_build_draws(what: str, where: str) -> None:
+def test_random_initialisation_equals_an_ordinary_build(what: str, where: str) -> None:
     """Wherever it goes: onto the model, or into a variable of a module; and whatever comes after it."""
 
     class Draws(nn.Module):

@@ -137,7 +137,7 @@ def test_a_model_without_preprocessing_takes_no_image() -> None:
         spec_of().preprocess_bytes(".png", image("png"))
 
 
-def test_what_is_no_image_is_said_in_the_same_words_every_time() -> None:
+def test_invalid_image_has_a_constant_message() -> None:
     """Not with the address of an object in the server's memory."""
     spec = spec_of(preprocess={"size": [8, 8]})
     said = set()

@@ -75,7 +75,7 @@ def test_a_model_compiled_in_place_is_seen_as_a_whole(graphs: list[fx.GraphModul
     assert stats.records[0].mean == pytest.approx(output.mean().item(), abs=1e-6) and not hooks_left(model)
 
 
-def test_what_compiles_an_observed_model_does_not_see_the_observer(graphs: list[fx.GraphModule]) -> None:
+def test_compilation_ignores_observers(graphs: list[fx.GraphModule]) -> None:
     model, x = Outer().eval(), torch.randn(2, 4)
     compiled = torch.compile(model, backend=compiler(graphs), fullgraph=True)
     with torch.no_grad():

@@ -212,7 +212,7 @@ def test_attention_is_seen_on_the_side_where_it_is_computed() -> None:
             assert names == ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"], layer.name
 
 
-def test_what_is_attached_to_nothing_is_taken_away_again() -> None:
+def test_unmatched_observer_is_removed() -> None:
     model = Residual()
     with WrappedModel(model) as wrapped, pytest.raises(UnknownLayer):
         ActivationStats("nothing").attach(wrapped)

@@ -152,7 +152,7 @@ def test_the_users_own_hooks_stay() -> None:
     assert hooks_left(old) == [""] and not old._forward_pre_hooks
 
 
-def test_what_full_hooks_cannot_do_is_why_they_are_an_option() -> None:
+def test_limits_of_full_backward_hooks() -> None:
     model = Residual()  # its ReLU works in place
     with GradientStats(full=True).attach(model), pytest.raises(RuntimeError, match="modified inplace"):
         model(image())

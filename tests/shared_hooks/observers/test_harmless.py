@@ -19,7 +19,7 @@ from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Functional, Residual, image
 
 
-def test_one_that_raises_is_reported_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_observer_is_reported_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     model = Residual()
 
     def broken(module: nn.Module, inputs: Any, output: Any, name: str) -> Any:
@@ -42,7 +42,7 @@ class Late(Observer):
         return Deferred(torch.zeros(1), lambda values: 1 // 0)
 
 
-def test_one_that_fails_at_the_end_of_the_forward() -> None:
+def test_observer_failing_at_the_end_of_the_forward() -> None:
     model = Residual()
     with Late().attach(model) as late, ActivationStats().attach(model) as stats:
         model(image())
@@ -50,7 +50,7 @@ def test_one_that_fails_at_the_end_of_the_forward() -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, 30.0])
-def test_one_that_returns_a_value_writes_to_tensors_and_draws_changes_nothing(timeout: float | None) -> None:
+def test_misbehaving_observer_changes_nothing(timeout: float | None) -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.rand(3)
@@ -73,7 +73,7 @@ def test_one_that_returns_a_value_writes_to_tensors_and_draws_changes_nothing(ti
     assert all(torch.equal(record.value, torch.zeros(2, 3)) for record in custom.records) and len(custom.records) == 3
 
 
-def test_one_that_blocks_is_given_up() -> None:
+def test_blocking_observer_is_given_up() -> None:
     entered, release = threading.Event(), threading.Event()
     called: list[str] = []
 
@@ -92,7 +92,7 @@ def test_one_that_blocks_is_given_up() -> None:
     assert custom.notes == ("switched off: the function took longer than 0.05 s",)
 
 
-def test_one_that_calls_the_model_is_not_called_by_it_again() -> None:
+def test_observer_calling_the_model_is_not_reentered() -> None:
     model = Residual()
     for timeout in (None, 30.0):
         seen: list[str] = []
@@ -106,7 +106,7 @@ def test_one_that_calls_the_model_is_not_called_by_it_again() -> None:
         assert seen == ["stem", "body.0", "body.1", "body.2", "classifier"]
 
 
-def test_one_that_grows_is_bounded_by_number_and_by_bytes() -> None:
+def test_records_of_an_observer_are_bounded() -> None:
     model = Residual()
     with ActivationStats("stem", max_records=3).attach(model) as few:
         for _ in range(5):
@@ -176,7 +176,7 @@ def test_everything_is_taken_away_after_an_exception() -> None:
     assert not hooks_left(model) and [record.name for record in stats.records] == ["0"]
 
 
-def test_what_others_left_is_left() -> None:
+def test_hooks_of_others_are_kept() -> None:
     model = Residual()
     calls: list[int] = []
     model.stem.register_forward_hook(lambda *_: calls.append(1))

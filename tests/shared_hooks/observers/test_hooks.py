@@ -192,7 +192,7 @@ def test_other_threads_forwards_are_not_in_an_answer() -> None:
             assert len(here()["activation"]["records"]) == 5
 
 
-def test_what_comes_back_is_bounded() -> None:
+def test_returned_observations_are_bounded() -> None:
     record = {"name": "x" * 1000, "step": 0}
     one = {"records": [record] * 2000, "notes": [], "left_out": 1, "failures": 0, "last_failure": "", "cost_ns": 1}
     found: named.Observations = {"activation": one, "debug": {**one, "records": [record]}}

@@ -37,7 +37,7 @@ def names(targets: Any) -> list[str]:
         (["stem", "s*"], ["stem"]),
     ],
 )
-def test_what_matches(targets: Any, expected: list[str]) -> None:
+def test_matching_targets(targets: Any, expected: list[str]) -> None:
     assert names(targets) == expected
 
 
@@ -61,7 +61,7 @@ def test_what_matches(targets: Any, expected: list[str]) -> None:
         ([], "no target was given"),
     ],
 )
-def test_what_matches_nothing_is_an_error_that_lists_near_names(targets: Any, says: str) -> None:
+def test_unmatched_target_lists_similar_names(targets: Any, says: str) -> None:
     with pytest.raises(UnknownLayer, match=re.escape(says)):
         ActivationStats(targets).attach(Residual())
 
@@ -78,7 +78,7 @@ def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
         ActivationStats(**wrong)
 
 
-def test_what_is_no_model_cannot_be_observed() -> None:
+def test_only_models_can_be_observed() -> None:
     with pytest.raises(InputMismatch, match="not int"):
         ActivationStats().attach(3)  # type: ignore[arg-type]
 

@@ -101,7 +101,7 @@ def test_a_local_folder_of_transformers_is_read(vocabulary: Path, tmp_path: Path
     assert record["text"] == [f"w{one}" for one in record["ids"]]
 
 
-def test_what_a_tokenizer_lacks_costs_the_text_alone(tmp_path: Path) -> None:
+def test_missing_tokenizer_feature_omits_the_text_only(tmp_path: Path) -> None:
     seen = observed("tests.shared_hooks.observers.test_texts:Few", tmp_path)
     (record,) = seen["records"]
     assert record["text"] == [] and len(record["ids"]) == 5

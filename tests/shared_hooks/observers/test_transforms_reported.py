@@ -49,7 +49,7 @@ def server(spec: str, lifecycle: Lifecycle | None = None) -> Iterator[tuple[str,
 
 
 @pytest.mark.parametrize("split", ["body.1", "input", "cloud-only"])
-def test_what_the_server_changes_is_in_the_answer(split: str) -> None:
+def test_transforms_of_the_server_are_in_the_answer(split: str) -> None:
     with server(RESIDUAL) as (address, cloud), EdgeClient(address, RESIDUAL, split) as client:
         plain = client.infer(image())
         assert plain.transforms == ()
@@ -62,7 +62,7 @@ def test_what_the_server_changes_is_in_the_answer(split: str) -> None:
         assert client.infer(image()).transforms == ()
 
 
-def test_so_it_is_of_a_file_and_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_transforms_are_reported_for_files_and_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with server("digits") as (address, cloud):
         argv = ["run", "--server", address, "--split", "cloud-only-file", "--input", str(IMAGE)]
         assert main(argv) == 0

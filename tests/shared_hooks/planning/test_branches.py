@@ -84,7 +84,7 @@ def test_every_set_of_at_most_three_calls_is_exact_or_refused(name: str) -> None
     assert along >= tried / 20, "few of these are along branches"
 
 
-def test_what_is_not_needed_stays_behind() -> None:
+def test_unneeded_branches_are_not_sent() -> None:
     edge = WrappedModel(made("two towers"))
     early = edge.head(["right"], *copies("two towers"))
     assert early.layer_name == "right" and [layer.name for layer in edge.get_layer_metrics()] == [

@@ -41,7 +41,7 @@ def test_a_batch_and_a_length(rows: list[tuple[int, ...]], batch: int, length: i
     assert moving.at(asked) == [numbers(row, *asked) for row in rows]
 
 
-def test_what_follows_no_rule_is_not_foretold() -> None:
+def test_irregular_sizes_are_not_predicted() -> None:
     lengths = [2, 3, 4]
     moving = MovingSizes.of([[1], [2], [4]], lengths)
     assert moving is not None and moving.at(5) is None

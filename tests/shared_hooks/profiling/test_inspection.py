@@ -30,7 +30,7 @@ class Residual(nn.Module):
         return self.two(y) + y
 
 
-def test_what_is_dropped_is_given_back() -> None:
+def test_dropped_tensors_are_freed() -> None:
     found = look(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)), torch.ones(2, 8))
     # input and output of a layer are alive with the model's own input, never a fourth
     assert [layer.allocated for layer in found.layers] == [2 * ROW, 3 * ROW, 3 * ROW]
@@ -48,7 +48,7 @@ def test_in_place_and_views_take_nothing() -> None:
     assert found.peak == ROW
 
 
-def test_what_a_layer_needs_for_itself_shows_in_its_peak() -> None:
+def test_temporary_memory_of_a_layer_is_in_its_peak() -> None:
     class Wide(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cat([x] * 10).sum(0, keepdim=True)

@@ -224,7 +224,7 @@ def test_hostile_values_are_refused_or_read_but_never_a_surprise(value: Any) -> 
             json.dumps(to_json(found), allow_nan=False)
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_fields_are_named() -> None:
     plain = to_json(EDGE)
     for path in places(plain):
         if not isinstance(path[-1], str) or path[0] in FREE or "features" in path:
@@ -279,7 +279,7 @@ def test_the_place_and_the_fault_are_named(path: tuple[Any, ...], value: Any, sa
 
 
 @pytest.mark.parametrize("data", [None, [], 3, "text", {}, {"edge": None}, {"edge": 3}, {"format": "isthmus-profile"}])
-def test_what_is_no_profile(data: Any) -> None:
+def test_invalid_profile(data: Any) -> None:
     with pytest.raises(SpecError):
         from_json(data)
 
@@ -340,7 +340,7 @@ def test_other_conditions_are_marked(changed: dict[str, Any], says: str) -> None
     assert says in warning
 
 
-def test_what_is_kept_as_it_is_has_a_depth(tmp_path: Path) -> None:
+def test_depth_of_verbatim_data_is_bounded(tmp_path: Path) -> None:
     data = to_json(EDGE)
     text = json.dumps({**data, "machine": {**data["machine"], "deep": "HERE"}})
     for deep in (40, 400, 900):

@@ -214,7 +214,7 @@ def test_files_are_prepared_and_timed() -> None:
         digits(files=[path.with_name("missing.png")], prepare=spec.preprocess)
 
 
-def test_what_the_model_raises_comes_out() -> None:
+def test_model_error_is_raised() -> None:
     spec = load_spec("digits")
     with WrappedModel(spec.load_model()) as wrapped, pytest.raises(ValueError, match="expected 4D"):
         profile_edge(wrapped, "digits", (torch.zeros(1, 2, 3),), {}, ONCE)
@@ -266,7 +266,7 @@ def test_codecs_at_a_cut_without_time_are_drawn_between_those_that_were_measured
     assert drawn.ns.middle == pytest.approx(200) and drawn.ns.n == 0
 
 
-def test_what_needs_books_is_measured_where_there_are_some_and_estimated_nowhere() -> None:
+def test_codecs_with_books_are_measured_only() -> None:
     spec = load_spec("digits")
     args, kwargs = spec.example() or ((), {})
     with WrappedModel(spec.load_model()) as wrapped:

@@ -96,7 +96,7 @@ PURE: list[Callable[[], nn.Module]] = [
 
 
 @pytest.mark.parametrize("build", PURE)
-def test_what_only_computes_is_pure(build: Callable[[], nn.Module]) -> None:
+def test_computing_modules_are_pure(build: Callable[[], nn.Module]) -> None:
     module = build()
     assert trouble_of(module) == ""
     assert pure_modules(module.modules()) >= {part for part in module.modules() if type(part) is not nn.ModuleList}
@@ -119,7 +119,7 @@ def test_our_own_shim_is_no_override() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", IMPURE)
-def test_what_may_write_state_is_not_pure(name: str) -> None:
+def test_modules_that_may_write_state_are_impure(name: str) -> None:
     assert not is_pure(IMPURE[name]())
 
 

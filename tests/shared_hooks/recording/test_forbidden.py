@@ -120,13 +120,13 @@ class Rebound(Base):
 
 
 @pytest.mark.parametrize("kind", [Guarded, Early, Loop, Raises, Method])
-def test_what_a_constant_flag_forbids_is_no_state(kind: type[Base]) -> None:
+def test_code_behind_a_constant_flag_is_no_state(kind: type[Base]) -> None:
     report = WrappedModel(kind().eval()).verify(torch.randn(3, 6), cold=lambda: kind().eval())
     assert report.ok and not report.refused, report
 
 
 @pytest.mark.parametrize("kind", [Toggled, Inner, Unflagged, Rebound])
-def test_what_may_be_set_after_all_stays_refused(kind: type[Base]) -> None:
+def test_settable_flag_stays_refused(kind: type[Base]) -> None:
     report = WrappedModel(kind().eval()).verify(torch.randn(3, 6))
     assert len(report.refused) == 2 and not report.exact
     assert all("keeps state" in one.reason and "kept" in one.reason for one in report.refused)
@@ -146,7 +146,7 @@ def test_another_value_of_the_flag_is_another_plan() -> None:
     assert wrapped.verify(values).refused
 
 
-def test_what_is_no_method_of_the_modules_may_run() -> None:
+def test_functions_other_than_methods_may_run() -> None:
     def forward(self: Any) -> None:
         if self.cached:
             self.kept = 1
@@ -203,5 +203,5 @@ class Found(Exception):
 
 
 @pytest.mark.parametrize("kind", [Described, Caught, Swapped])
-def test_what_is_no_flag_of_the_object_forbids_nothing(kind: type[Base]) -> None:
+def test_flag_of_another_object_forbids_nothing(kind: type[Base]) -> None:
     assert not is_unreachable(kind.forward, "kept", [(kind, vars(kind()))], lambda name: False)

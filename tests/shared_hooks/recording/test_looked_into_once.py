@@ -127,7 +127,7 @@ class Draws(nn.Module):
         lambda x: torch.repeat_interleave(x, 2, 0)[:2],
     ],
 )
-def test_what_hangs_on_values_is_looked_into(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_dependent_calls_are_examined(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(2, 3, generator=torch.Generator().manual_seed(0))
     one = all_said(Draws(call), x)
     look_into_all(monkeypatch)

@@ -102,7 +102,7 @@ def test_a_call_that_ends_a_block_stands_for_the_block() -> None:
     assert hooks(model) == 0
 
 
-def test_what_cannot_be_captured_is_named() -> None:
+def test_uncapturable_code_is_named() -> None:
     model = seeded(Residual())
     with pytest.raises(SpecError, match="nothing: it did not run"):
         capture(model, "nothing", samples(1))

@@ -75,7 +75,7 @@ def test_boxes_are_read(tmp_path: Path) -> None:
         *('{"a": [[0, 0, 0, 1, "x"]]}', '{"a": [[0, 0, NaN, 1, "x"]]}', '{"a": [[0, 0, 1, 1, "x", true]]}'),
     ],
 )
-def test_what_is_no_box_is_refused(text: str, tmp_path: Path) -> None:
+def test_invalid_box_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "boxes.json"
     file.write_text(text)
     with pytest.raises(SpecError, match="boxes.json"):

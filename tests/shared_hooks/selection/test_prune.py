@@ -104,7 +104,7 @@ def test_the_model_given_is_left_alone() -> None:
         (Branching, "first", "torch.fx cannot follow"),
     ],
 )
-def test_what_binds_channels_is_named(model: type[nn.Module], layer: str, why: str) -> None:
+def test_channel_constraints_are_named(model: type[nn.Module], layer: str, why: str) -> None:
     with pytest.raises(CutRefused, match=why):
         pruned(seeded(model()), layer, [0], samples())
 
@@ -118,9 +118,7 @@ def test_what_binds_channels_is_named(model: type[nn.Module], layer: str, why: s
     ],
     ids=["tied weights", "the number of channels", "the number of channels, a layer's"],
 )
-def test_what_the_graph_does_not_show_is_found_and_refused(
-    model: nn.Module, layer: str, args: tuple[Tensor, ...]
-) -> None:
+def test_dependencies_outside_the_graph_are_refused(model: nn.Module, layer: str, args: tuple[Tensor, ...]) -> None:
     with pytest.raises(CutRefused, match="computes something else"):
         pruned(seeded(model), layer, [0, 1, 2], [Sample(args)])
 

@@ -53,7 +53,7 @@ def observers() -> tuple[ActivationStats, AttentionCapture]:
     return stats, attention
 
 
-def test_what_a_record_says_of_where_and_of_what(observers: tuple[ActivationStats, AttentionCapture]) -> None:
+def test_record_names_module_and_observer(observers: tuple[ActivationStats, AttentionCapture]) -> None:
     stats, attention = observers
     values = of_records(record for record in stats.records if record.step == 0)
     assert set(values) == {
@@ -176,7 +176,7 @@ def test_words_that_name_no_sink_are_reported_in_one_line(text: str, said: str) 
 
 
 @pytest.mark.parametrize(("name", "text"), [("torch.utils.tensorboard.writer", "tensorboard:x"), ("wandb", "wandb:x")])
-def test_what_is_not_installed_is_named(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(SpecError, match=rf"isthmus\[{text.partition(':')[0]}\]"):
         open_sink(text)

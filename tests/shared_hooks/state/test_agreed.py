@@ -121,7 +121,7 @@ def agreed(model: nn.Module) -> Agreed:
 
 @pytest.mark.parametrize("what", CHANGES)
 @torch.no_grad()
-def test_what_somebody_changes_is_noticed(what: str) -> None:
+def test_changes_by_others_are_noticed(what: str) -> None:
     model = Net().eval()
     found = agreed(model)
     model(torch.ones(2, 8))
@@ -149,13 +149,13 @@ def test_elements_are_looked_at_where_they_are(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["size", "helper", "forward"])
-def test_what_a_class_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_a_class(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = agreed(Net())
     monkeypatch.setattr(Last, name, 5.0 if name == "size" else lambda self, x: x)
     assert found.changed() == f"Last.{name}"
 
 
-def test_what_a_global_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_a_global(monkeypatch: pytest.MonkeyPatch) -> None:
     found = agreed(Net())
     with monkeypatch.context() as patch:
         patch.setattr(f"{__name__}.SCALE", 5.0)
@@ -166,7 +166,7 @@ def test_what_a_global_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def test_what_the_models_own_code_does_is_no_change() -> None:
+def test_changes_by_the_model_itself_do_not_count() -> None:
     model = Net().eval()
     found = agreed(model)
     for rows in range(1, 5):

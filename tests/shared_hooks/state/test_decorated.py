@@ -30,7 +30,7 @@ def twice(function: Callable[..., Any]) -> Callable[..., Any]:
     "decorator", [torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", enabled=False), twice],
     ids=["no_grad", "inference_mode", "autocast", "twice"],
 )  # fmt: skip
-def test_what_a_decorated_forward_keeps_is_refused(decorator: Any) -> None:
+def test_state_of_a_decorated_forward_is_refused(decorator: Any) -> None:
     KEPT.clear()
     decorated = type("Decorated", (nn.Linear,), {"forward": decorator(keeps), "__module__": __name__})
     model = nn.Sequential(nn.Linear(8, 8), decorated(8, 8)).eval()

@@ -225,7 +225,7 @@ def test_a_text_in_memory_is_put_back() -> None:
     assert model.held.tell() == 6
 
 
-def test_what_is_large_is_not_copied() -> None:
+def test_large_objects_are_not_copied() -> None:
     large = memoryview(bytearray(MAX_BYTES + 1))
     assert probe_of(large) is None
     assert probe_of(large[:9]) is not None

@@ -453,7 +453,7 @@ def test_every_cut_is_exact_or_refused_over_several_requests(build: Callable[[],
 
 
 @pytest.mark.parametrize("build", KEEPS)
-def test_what_keeps_state_is_refused_by_name(build: Callable[[], nn.Module]) -> None:
+def test_stateful_model_is_refused_by_name(build: Callable[[], nn.Module]) -> None:
     wrapped = WrappedModel(build().eval())
     with pytest.raises(CutRefused, match=r"keeps state from one run to the next: \w|cannot be put back: \w"):
         wrapped.plan(inputs()[0])

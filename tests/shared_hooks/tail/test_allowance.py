@@ -119,7 +119,7 @@ def test_only_what_is_alive_counts() -> None:
             torch.ones(64)
 
 
-def test_what_was_refused_stays_refused() -> None:
+def test_refusal_is_remembered() -> None:
     with Allowance(MOST, "it takes", alive=True) as allowance:
         with pytest.raises(TooLarge):
             torch.ones(MOST)

@@ -116,7 +116,7 @@ def test_the_first_layers_draft_as_a_model_of_these_layers() -> None:
     assert ours.tally == other.tally
 
 
-def test_it_runs_through_the_service(client: EdgeClient) -> None:
+def test_drafting_through_the_service(client: EdgeClient) -> None:
     asked = {**inputs(client), "max_new_tokens": 40, "do_sample": False}
     plain = whole(client, **asked)
     for source in (Lookup(), FirstLayers(CUT)):
@@ -175,7 +175,7 @@ def test_drafting_begins_and_ends_while_a_model_is_split() -> None:
             assert torch.equal(generate(model), plain)
 
 
-def test_what_cannot_be_drafted_for_is_refused_by_name() -> None:
+def test_unsupported_drafting_is_refused_by_name() -> None:
     model = make("llama")
     with Drafting(model, Lookup()), pytest.raises(InputMismatch, match="has 2"):
         model.generate(**prompt(rows=2), max_new_tokens=4)  # type: ignore[operator]
@@ -249,7 +249,7 @@ def test_drafts_that_are_sent_ahead_leave_greedy_search_as_it_is(name: str, kind
 
 
 @pytest.mark.usefixtures("always")
-def test_they_are_sent_through_the_service_while_those_before_them_are_verified(client: EdgeClient) -> None:
+def test_drafts_are_sent_while_earlier_ones_are_verified(client: EdgeClient) -> None:
     asked = {**inputs(client), "max_new_tokens": 40, "do_sample": False}
     plain = whole(client, **asked)
     with local_server(SPEC) as server, Relay(("127.0.0.1", int(server.rpartition(":")[2])), delay=0.01) as relay:

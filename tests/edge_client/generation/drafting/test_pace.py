@@ -69,7 +69,7 @@ def test_close_to_the_best_constant_number(place: str) -> None:
         assert world.run(Measured()) > 0.9 * world.best()
 
 
-def test_it_follows_what_changes() -> None:
+def test_draft_length_follows_changes() -> None:
     pace = Measured()
     before = Simulated([0.05], 0.01, 0.008)
     assert before.run(pace) > 0.9 * before.best()

@@ -71,7 +71,7 @@ def test_a_prediction_from_samples_of_two_cuts_is_that_of_the_whole_profiles() -
         assert one.token.latency_ns == pytest.approx(compute + network, rel=1e-3)
 
 
-def test_what_crosses_beside_hidden_states_and_logits_is_found() -> None:
+def test_other_crossing_tensors_are_fitted() -> None:
     known = overhead_of(EDGE, samples(EDGE, decoder("cloud", 1)), None, lambda tokens: tokens * WORDS * 4)
     assert known.step_up.at(300) == pytest.approx(420, rel=1e-3)
     assert known.prefill_up.at(300) == pytest.approx(420, rel=1e-3)

@@ -62,7 +62,7 @@ def test_a_reply_is_its_first_token_and_the_others() -> None:
         assert one.tokens_per_second == pytest.approx(1e9 / one.token.latency_ns)
 
 
-def test_what_the_two_sides_hold_adds_up_to_the_whole() -> None:
+def test_memory_of_both_sides_adds_up() -> None:
     found = predict_generation(EDGE, CLOUD, link(), SHORT)
     whole = found[0]
     for one in found[1:]:
@@ -137,9 +137,7 @@ def test_drafts_that_are_never_right_only_cost_and_those_that_are_always_right_s
 @pytest.mark.parametrize(
     ("answer", "down"), [(None, 4000), (("top", 10), 10 * 8), (("top", 5000), 1000 * 8), (("token",), 8)]
 )
-def test_what_comes_back_of_the_logits_is_what_was_asked_for(
-    answer: tuple[str] | tuple[str, int] | None, down: int
-) -> None:
+def test_returned_logits_are_those_requested(answer: tuple[str] | tuple[str, int] | None, down: int) -> None:
     found = named(predict_generation(EDGE, CLOUD, link(), replace(SHORT, answer=answer)))
     assert found["layers.3"].token.bytes_down == down + 200
     drafted = replace(SHORT, answer=answer, drafting=PredictedDrafting(3, 0.0))
@@ -197,6 +195,6 @@ def test_profiles_of_different_models_are_refused() -> None:
         lambda: decide_generation(predict_generation(EDGE, CLOUD, link(), SHORT), "speed"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: object) -> None:
+def test_invalid_arguments_are_refused(wrong: object) -> None:
     with pytest.raises(SpecError):
         wrong()  # type: ignore[operator]

@@ -152,7 +152,7 @@ def test_rows_of_many_lengths_go_through_as_one(given: Any, monkeypatch: pytest.
     assert run(lambda: Decoder(Block), monkeypatch, given) == 3 * (STEPS - TRIALS)
 
 
-def test_what_gives_a_pair_goes_through_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_that_returns_a_pair_is_batched(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pair(Block):
         def forward(self, hidden: Any, attention_mask: Any = None, past_key_values: Any = None, **more: Any) -> Any:
             return super().forward(hidden, attention_mask, past_key_values), None
@@ -279,13 +279,15 @@ class WritesToKeys(Attention):
         WritesToAnotherLayer, WritesToState, WritesToKeys,
     ],
 )  # fmt: skip
-def test_what_is_otherwise_together_goes_alone(attention: type[Attention], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_with_other_results_in_a_batch_runs_alone(
+    attention: type[Attention], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if attention is MixesRows:  # of its own rows
         monkeypatch.setattr("tests.shared_hooks.generation.together.test_blocks.LENGTHS", LENGTHS[:2])
     assert run(lambda: Decoder(Block, attention), monkeypatch) == 0
 
 
-def test_what_draws_goes_alone_and_draws_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_module_runs_alone_with_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(lambda: Decoder(Block, Draws), monkeypatch) == 0
     model = Decoder(Block, Draws)
     texts = [Text(model, *size, lambda length: {}) for size in LENGTHS]
@@ -299,7 +301,7 @@ def test_what_draws_goes_alone_and_draws_as_alone(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_what_a_text_holds_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_does_not_depend_on_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros are the same at each length, whatever a block does with it; NaN agrees with nothing."""
     texts = Text.__init__
 
@@ -353,11 +355,11 @@ class WritesToADictionary(Block):
 
 
 @pytest.mark.parametrize("block", [WritesToWhatItIsGiven, WritesToADictionary])
-def test_what_writes_to_what_it_is_given_goes_alone(block: type[Block], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_that_writes_its_input_runs_alone(block: type[Block], monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(lambda: Decoder(block), monkeypatch, lambda length: {"shared": {}}) == 0
 
 
-def test_what_counts_its_calls_goes_alone() -> None:
+def test_module_that_counts_calls_runs_alone() -> None:
     model, other = Decoder(Counts), Decoder(Counts)
     with torch.no_grad(), Lockstep(model) as together:
         texts, alone = ([Text(one, *size, lambda length: {}) for size in LENGTHS] for one in (model, other))
@@ -378,7 +380,7 @@ class FromSomeLengthOn(Attention):
 
 
 @pytest.mark.parametrize("first", [13, 20, 47, 60, 150])
-def test_what_is_otherwise_from_some_length_on(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_whose_results_change_beyond_a_length_runs_alone(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a longer text would change what a shorter one gets."""
     monkeypatch.setattr(FromSomeLengthOn, "first", first)
     count = run(lambda: Decoder(Block, FromSomeLengthOn), monkeypatch, steps=60)

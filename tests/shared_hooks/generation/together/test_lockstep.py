@@ -55,7 +55,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("shapes", [[(1, 1)] * 5, [(1, 1), (3, 1), (2, 1)], [(1, 4), (2, 1), (1, 1)]])
-def test_each_gets_what_it_gets_alone(model: Counting, shapes: list[tuple[int, int]]) -> None:
+def test_lockstep_results_equal_single_ones(model: Counting, shapes: list[tuple[int, int]]) -> None:
     given = inputs(*shapes)
     with Lockstep(model) as together:
         outcomes = together.run([lambda rows=rows: model(rows) for rows in given])
@@ -65,7 +65,7 @@ def test_each_gets_what_it_gets_alone(model: Counting, shapes: list[tuple[int, i
         assert outcome.meetings == 3  # first, block as a whole, last
 
 
-def test_one_call_is_computed_as_ever(model: Counting) -> None:
+def test_single_call_is_unchanged(model: Counting) -> None:
     given = inputs((1, 1))
     with Lockstep(model) as together:
         (outcome,) = together.run([lambda: model(given[0])])
@@ -86,7 +86,7 @@ def test_results_share_no_memory(model: Counting) -> None:
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(1, 1, 7), torch.zeros(1, 1, 8, dtype=torch.float64), "no tensor"])
-def test_what_one_raises_is_its_own(model: Counting, rows: Any) -> None:
+def test_error_of_one_call_stays_its_own(model: Counting, rows: Any) -> None:
     given = inputs((1, 1), (1, 1))
     with Lockstep(model) as together:
         first, wrong, last = together.run([lambda r=r: model(r) for r in (given[0], rows, given[1])])
@@ -115,7 +115,7 @@ def test_different_ways_come_together_again(model: Counting) -> None:
 
 
 @pytest.mark.parametrize("error", [Cancelled("it is not wanted any more"), KeyboardInterrupt()])
-def test_one_is_ended_between_modules(model: Counting, error: BaseException) -> None:
+def test_call_is_ended_between_modules(model: Counting, error: BaseException) -> None:
     """The exception comes in the call, which puts back what it has to; others go on."""
     given = inputs((1, 1), (1, 1), (1, 1))
     put_back, asked = [], []
@@ -174,7 +174,7 @@ def test_a_calls_limit_holds_while_it_runs(model: Counting) -> None:
     assert seen == [[True, False], [False, True]]
 
 
-def test_one_that_will_not_end_is_left_behind(model: Counting) -> None:
+def test_endless_call_is_abandoned(model: Counting) -> None:
     def stubborn() -> object:
         while True:
             try:
@@ -192,7 +192,7 @@ def test_one_that_will_not_end_is_left_behind(model: Counting) -> None:
     close(outcomes[1].result(), alone(model, [given])[0])
 
 
-def test_what_ends_the_thread_ends_all(model: Counting) -> None:
+def test_base_exception_ends_all_calls(model: Counting) -> None:
     """An exception that is no `Exception` is the thread's own business; the others are left in order."""
     put_back = []
 
@@ -213,7 +213,7 @@ def test_what_ends_the_thread_ends_all(model: Counting) -> None:
     assert torch.is_grad_enabled() == before
 
 
-def test_what_torch_keeps_for_the_thread_is_nobody_elses(model: Counting) -> None:
+def test_thread_local_torch_state_is_not_shared(model: Counting) -> None:
     """A call under autocast, inference mode or a default device of its own runs alone there, and others see nothing."""
     given = inputs(*[(1, 1)] * 4)
     seen = []
@@ -312,7 +312,7 @@ class Keeping(Counting):
         return hidden
 
 
-def test_what_a_model_keeps_on_itself_is_no_other_calls() -> None:
+def test_model_attributes_are_not_shared_between_calls() -> None:
     """Calls are not put aside while their model holds something of theirs."""
     model = Keeping().eval()
     given = inputs((1, 1), (1, 1), (1, 1))
@@ -352,7 +352,7 @@ def test_tails_run_together() -> None:
         assert outcome.batch_size == len(given)
 
 
-def test_the_gates_go_as_they_came(model: Counting) -> None:
+def test_gates_are_removed(model: Counting) -> None:
     before = [dict(vars(module)) for module in model.modules()]
     one = Lockstep(model)
     with Lockstep(model):

@@ -72,7 +72,7 @@ def test_of_every_precision(dtype: torch.dtype) -> None:
     assert is_row_wise(block, torch.zeros(1, 1, 2048, dtype=dtype))
 
 
-def test_what_is_there_is_not_written_to() -> None:
+def test_modules_and_inputs_are_left_unwritten() -> None:
     """A module that keeps something in a buffer is left as it was, and its input, too."""
     keeps = Function(lambda rows: rows)
     keeps.function = lambda rows: (keeps.seen.add_(rows.mean((0, 1))), rows)[1]

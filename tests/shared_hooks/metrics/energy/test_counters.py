@@ -86,7 +86,7 @@ def test_a_forward_starts_it_and_finds_its_samples(made: list[Sampler]) -> None:
     eventually(lambda: one.window(start).cpu.times)  # type: ignore[union-attr]
 
 
-def test_it_ends_without_forwards_and_starts_again(made: list[Sampler]) -> None:
+def test_sampler_ends_when_idle_and_restarts(made: list[Sampler]) -> None:
     one = sampling(made, FakeMeter(), idle_s=0.0)
     one.touch()
     eventually(lambda: not one.running)

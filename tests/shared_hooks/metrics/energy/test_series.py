@@ -126,9 +126,7 @@ class Thorough(Track):
     start=st.integers(-3 * REACH_NS // 2, 3 * REACH_NS),
     length=st.integers(0, 100 * MS),
 )
-def test_what_intervals_between_two_samples_share_is_what_each_would_get(
-    gaps: list[int], levels: list[int], start: int, length: int
-) -> None:
+def test_shared_interval_equals_separate_ones(gaps: list[int], levels: list[int], start: int, length: int) -> None:
     times = list(itertools.accumulate(gaps))
     values = [float(level) for level in levels[: len(times)]]
     words = SeriesNotes.of("meter", 20 * MS)

@@ -30,7 +30,7 @@ def test_a_profile_comes_back(tmp_path: Path) -> None:
         ({"words": -1}, "words"),
     ],
 )
-def test_what_is_no_profile_is_refused_by_place(change: dict[str, object], says: str) -> None:
+def test_invalid_profile_is_refused_with_the_place(change: dict[str, object], says: str) -> None:
     with pytest.raises(SpecError, match=says):
         decoding.from_json({**decoding.to_json(decoder("edge", 1)), **change})
 

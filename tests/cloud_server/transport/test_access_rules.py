@@ -188,7 +188,7 @@ class TestTokens:
             with LinkProber(address, credentials=Credentials(token=ALICE)) as prober:
                 assert prober.round(10).nbytes == 10
 
-    def test_whoever_is_revoked_is_sent_away(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_revoked_caller_loses_its_stream(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with (
             serving(None, TOKENS, tmp_path) as address,
             connected(address, Credentials(token=ALICE)) as alice,
@@ -255,7 +255,7 @@ class TestTokens:
             register.check(access.CallCredentials(hash_of("")))
         assert compared == 2 * [hash_of(ALICE), hash_of(BOB)]
 
-    def test_health_is_for_everybody_but_watching_it(self, tmp_path: Path) -> None:
+    def test_health_is_public_but_watching_is_not(self, tmp_path: Path) -> None:
         with serving(None, TOKENS, tmp_path, reflection=True) as address, grpc.insecure_channel(address) as channel:
             for name, call in CALLS.items():
                 if name == "Check":
@@ -431,7 +431,7 @@ probe = false
             alice.send(header(4, mine), chunk(4, 0, b"abc"))
             assert bytes(alice.answer(4).data) == b"cba"
 
-    def test_nobody_gets_or_cancels_anothers_request(self, tmp_path: Path) -> None:
+    def test_requests_of_others_cannot_be_fetched_or_cancelled(self, tmp_path: Path) -> None:
         running, go_on = threading.Event(), threading.Event()
 
         def before(payload: memoryview) -> None:
@@ -463,7 +463,7 @@ def as_identity(channel: grpc.Channel, token: str) -> GrpcClient:
     return GrpcClient(grpc.intercept_channel(channel, _Headers([("authorization", f"Bearer {token}")])))
 
 
-def test_who_left_already_is_nobody(tmp_path: Path) -> None:
+def test_ended_call_has_no_rights(tmp_path: Path) -> None:
     """Between the door and the work a call may end: then it has no rights, not those of a server that asks nobody."""
     path = tmp_path / "identities.toml"
     path.write_text(TOKENS)
