@@ -62,7 +62,7 @@ CASES = {
 
 
 def rows_of(case: Case) -> list[tuple[str, int, int, bool]]:
-    """Of each block, in the order in which they end: name, bytes of its output, bytes that cross, whether exact."""
+    """Return for each block, in the order of their ends: name, bytes of its output, bytes that cross, whether exact."""
     model = built(case.build)
     args, kwargs = case.inputs()
     outputs: dict[str, int] = {}

@@ -463,7 +463,7 @@ def parts(options: argparse.Namespace) -> dict[str, Any]:
 
 GPU, GPU_ADDRESS = "isthmus-gpu", "10.213.78.2"
 GATEWAY_ADDRESS = "10.213.78.1"
-"""Of the gateway, which is in the namespace `CLOUD`, on its second cable."""
+"""The gateway's address on its second cable; it is in the namespace `CLOUD`."""
 
 
 def plan(options: argparse.Namespace) -> dict[str, Any]:

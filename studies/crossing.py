@@ -43,7 +43,7 @@ LEAKAGE_CUTS = ("input", "stem.2", "stage1.1.relu#2", "stage2.1.relu#2", "stage3
 
 
 TRAINED_ON = 1100
-"""Of the 1,437 images; the others choose."""
+"""Images for training, of 1,437; the others choose."""
 
 
 def unlabelled(count: int, *, choose: bool = False) -> list[torch.Tensor]:

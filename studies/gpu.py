@@ -61,7 +61,7 @@ class Run:
         self.torch, self.devices = torch, devices
 
     def median_ms(self, work: Callable[[], Any], seconds: float = 1.0) -> float:
-        """Of ``work`` with a wait for the device, after three runs that do not count."""
+        """Return the median time of ``work`` with a wait for the device, after three runs that do not count."""
         for _ in range(3):
             work()
         self.devices.synchronize(self.device)

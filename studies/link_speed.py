@@ -24,7 +24,7 @@ SIZES = (183, 4_221, 8_339, 16_410, 16_531, 24_734, 65_536)
 ANSWERS = (162, 648)
 SECONDS = 2.0
 PAYLOAD = 1448 / 1514
-"""Of what a bucket counts, an Ethernet frame, so much is not headers: the truth is that share of its rate."""
+"""The share of an Ethernet frame that is not headers: the true goodput is that share of a bucket's rate."""
 
 
 def main() -> int:

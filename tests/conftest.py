@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: one more than processors, for many tests wait for processes of their own."""
+    """Return the workers of `-n auto`: one more than processors, since many tests wait for processes of their own."""
     return 1 + (os.cpu_count() or 1)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 TESTS = ("test", "tests")
 UNUSED = ("torch/include", "torch/share")
 RUN = "torch_shm_manager"
-"""Of torch/bin: starts with tensors in shared memory."""
+"""The program in torch/bin that stays: it starts with tensors in shared memory."""
 
 
 def trim(packages: Path) -> int:

@@ -38,7 +38,7 @@ class Tally:
     runs: list[str] = field(default_factory=list)
     """Seeds, the first number, and processes."""
     memory: dict[str, list[list[float]]] = field(default_factory=dict)
-    """Of each worker: frames that it was sent, MiB resident then."""
+    """By worker: pairs of frames sent so far and MiB resident then."""
 
     @classmethod
     def read_from(cls, file: Path) -> Tally:

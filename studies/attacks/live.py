@@ -314,7 +314,7 @@ class _Stream:
 
 @dataclass
 class Outcome:
-    """Of one run on one server process. ``frames``: sent; ``read``: see `Stranger.read`."""
+    """The outcome of one run on one server process. ``frames``: sent; ``read``: see `Stranger.read`."""
 
     workers: int = 1
     volleys: int = 0

@@ -24,7 +24,7 @@ KINDS = {"requests": 58, "descriptions": 22, "unreadable": 6, "files": 6, "hello
 """Volleys of each kind in a hundred."""
 JUMBLED = 0.2
 OPENED = 0.25
-"""Of requests, those whose header comes last."""
+"""The share of requests whose header comes last."""
 """Share of volleys whose frames come in another order, with others between them."""
 BATCH = 64
 """Numbers of requests that a volley has to itself; it uses a quarter of them."""
@@ -73,7 +73,7 @@ class Volley:
 
     @property
     def digest(self) -> str:
-        """Of all that is sent: two volleys of one digest are the same."""
+        """Return the digest of everything that is sent: two volleys with one digest are equal."""
         found = hashlib.blake2b(digest_size=8)
         for frame in self.frames:
             found.update(len(frame).to_bytes(4, "little") + frame)

@@ -51,7 +51,7 @@ def measure(options: Options) -> Row:
 
 
 def _seconds(address: str, codec: str, x: torch.Tensor, rounds: int) -> tuple[list[float], list[float], int]:
-    """Of requests that go whole, and of such that leave early; bytes of one."""
+    """Return the seconds of requests sent whole, those of requests sent early, and the bytes of one."""
     with ExitStack() as stack:
         clients = [
             stack.enter_context(

@@ -27,7 +27,7 @@ SHAPE = (1, 3, 16, 16)
 MIDDLE = 10
 BUSY_NS = 15_000_000
 BUSY_ELEMENTS = 16 << 20
-"""Of a tensor that is written before a request: 64 MiB, more than any cache of the processor holds."""
+"""The elements of a tensor written before a request: 64 MiB, more than any cache of the processor holds."""
 
 
 def measure(options: Options) -> Row:
@@ -99,7 +99,7 @@ def _after_work(function: Callable[[], object], large: torch.Tensor, repeats: in
 
 
 def _processor_ns(pid: int) -> int:
-    """Of all its threads, so far."""
+    """Return the processor time of all threads of the process so far."""
     return sum(int(one.read_text().split()[0]) for one in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 

@@ -48,7 +48,7 @@ class Recorded(SessionLink):
 
 
 class Clock:
-    """Of the words after each session's first: begins when all have it, and ends with the last."""
+    """Times the words after each session's first: begins when all have it, and ends with the last."""
 
     def __init__(self, count: int) -> None:
         self.barrier = threading.Barrier(count + 1)

@@ -83,7 +83,7 @@ def _messages() -> list[bytes]:
 
 
 def _link_ns(address: str, repeats: int) -> float:
-    """Of one frontier among several that follow each other."""
+    """Return the time on the link of one frontier among several that follow each other."""
     messages = _messages()
     with EchoClient(address, 2 * AT_ONCE) as bare:
         found = [timed(lambda: bare.send(messages * AT_ONCE), wall_ns) / AT_ONCE for _ in range(repeats)]

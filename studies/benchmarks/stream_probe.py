@@ -27,7 +27,7 @@ from studies.benchmarks.processes import target
 
 MODEL, CUT = "ResNet18", "stages.0.1.relu#2"
 REQUESTS = 32
-"""Of a round's stream; a quarter as many of each stage."""
+"""Requests in a round's stream; a quarter as many of each stage."""
 SKIPPED = 40
 """Answers before a stream is looked at: until as many are under way as will be."""
 

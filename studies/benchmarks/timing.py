@@ -82,7 +82,7 @@ def spreads(measured: Mapping[str, Sequence[float]], factor: float = 1.0) -> dic
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """Of the medians."""
+    """Return the ratio of the medians."""
     return statistics.median(above) / statistics.median(below)
 
 

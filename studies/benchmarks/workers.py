@@ -27,7 +27,7 @@ from studies.benchmarks.timing import Spread, interleave, pairwise, ratio, sprea
 
 CLIENTS = 4
 SECONDS = 1.5
-"""Of one turn at one server."""
+"""The duration of one turn at one server."""
 BASE = "in-process, 1"
 SERVERS = {
     BASE: ("--workers", "1", "--in-process"),

@@ -24,7 +24,7 @@ FRAMES = 90
 
 @dataclass
 class Outcome:
-    """Of one case: the run's exit status, its `source` by --json, its last line on standard error; what falls short."""
+    """One case's exit status, its `source` by --json, its last line on standard error, and what falls short."""
 
     case: str
     status: int

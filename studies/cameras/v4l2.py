@@ -27,7 +27,7 @@ FORMS: Final = (None, "yuyv422", "rgb24", "gray")
 SLOW: Final = 8
 """Frames that a slow taker takes."""
 FRAMES: Final = 5
-"""Of the run."""
+"""Frames in the run."""
 
 INIT: Final = """#!/bin/busybox sh
 /bin/busybox --install -s /bin

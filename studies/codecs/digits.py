@@ -17,9 +17,9 @@ from shared_hooks.models.digits.train import as_tensors, distort, load_images
 CUTS = ("stage1.0", "stage1.1", "stage2.0", "stage2.1")
 """The middle of the network: its blocks from a third to two thirds of its depth."""
 LEARNT = 400
-"""Of the training images; books hardly change beyond that."""
+"""Training images that books are learnt from; they hardly change beyond that."""
 COPIES = 10
-"""Of each held-out image: itself, and distorted as in training, so that a tenth of a point is a few images."""
+"""Copies of each held-out image: itself, and distorted as in training, so that a tenth of a point is a few images."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("shared_hooks", "edge_client", "cloud_server")
 SECONDS = 240.0
-"""Of one run, after which it counts as hung, and so as found."""
+"""The time limit of one run, after which it counts as hung, and so as found."""
 
 
 class Fault(NamedTuple):

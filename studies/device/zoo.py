@@ -22,7 +22,7 @@ from typing import Any
 
 MOST_CUTS = 6
 SECONDS = 120.0
-"""Of one model, before it counts as hung."""
+"""The time limit of one model, after which it counts as hung."""
 
 
 def judged(
@@ -136,6 +136,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="NAME")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
+    if unknown := sorted({*(options.only or ())} - {case.name for case in CASES}):
+        parser.error(f"the zoo has no model {', '.join(unknown)}")
     numbers = [number for number, case in enumerate(CASES) if not options.only or case.name in options.only]
 
     def say(one: dict[str, Any]) -> None:

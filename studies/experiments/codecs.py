@@ -23,9 +23,9 @@ from studies.experiments.testbed import SERVER, Testbed, reference
 
 MAX_LOSS = "0.5%"
 INPUTS = 12
-"""Of the calibration; a mean's bound needs ten."""
+"""Inputs of the calibration; a mean's bound needs ten."""
 USED = 4
-"""Of them in the trace."""
+"""How many of them are in the trace."""
 RAW, LOSSLESS, LOSSY = "raw", "without loss", f"{MAX_LOSS} loss"
 
 
@@ -91,8 +91,8 @@ def run(scope: Scope, say: Callable[[str], None]) -> dict[str, Any]:
 def fixed(
     stays: Sequence[Mapping[str, Mapping[str, float]]], moving: Sequence[Sequence[Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """Of the candidates that were kept through all phases with a server the best, and the trace's own requests in these
-    phases, turn by turn. Each phase counts as much as another.
+    """Compare the best candidate that was kept through all phases with a server with the trace's own requests in these
+    phases. Each phase counts as much as another.
     """
     names = {name for name, mbits in trace.RATES if mbits is not None}
     means = {key: [statistics.fmean(turn[key].values()) for turn in stays] for key in stays[0]}

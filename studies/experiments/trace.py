@@ -40,7 +40,7 @@ RATES: Sequence[tuple[str, float | None]] = (
 PLAUSIBLE, MOST = 1.6, 7
 """Measured for the oracle: what is predicted within so many times the best, so many at most, and either side alone."""
 STEADY = 4
-"""Of the candidates, measured in every phase: the best that never moves is among them."""
+"""How many candidates are measured in every phase: the best fixed one is among them."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ def play(bed: Testbed, ready: Ready, scope: Scope, say: Callable[[str], None]) -
 
 
 def unmoved(bed: Testbed, ready: Ready, seconds: float) -> dict[str, dict[str, float]]:
-    """Of `Ready.steady` the mean latency (ms) by phase with a server, were all its requests theirs: one after the
-    other, for so long, that a bucket is as full as their own requests leave it.
+    """Return the mean latency (ms) of each of `Ready.steady` by phase with a server, had it served all requests: one after
+    the other, for so long that a bucket is as full as its own requests leave it.
     """
     words = {"rounds": 1 << 30, "seconds": seconds, "seed": 1, "warm": True, "files": ready.files}
     found: dict[str, dict[float, float]] = {key: {} for key in ready.steady}
@@ -176,7 +176,7 @@ def unmoved(bed: Testbed, ready: Ready, seconds: float) -> dict[str, dict[str, f
 
 
 def _key(entry: Mapping[str, Any]) -> str:
-    """Of a decision the candidate, as predictions name it."""
+    """Return a decision's candidate, as predictions name it."""
     return " + ".join(filter(None, (entry["candidate"], entry.get("codec"))))
 
 
@@ -195,7 +195,7 @@ def _oracle(
     say: Callable[[str], None],
     codecs: Codecs | None = None,
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Of each phase every plausible candidate's mean latency (ms); and those that would be good in all of them."""
+    """Return each plausible candidate's mean latency (ms) by phase, and the candidates that are good in all."""
     edge, cloud = (profiles.from_json(plan[side]) for side in ("edge", "cloud"))
     there = {phase.mbits: phase.name for phase in phases if phase.mbits is not None}
     predicted: dict[float, list[Candidate]] = {}
@@ -224,8 +224,8 @@ def _oracle(
 
 
 def _steady(phases: Sequence[Sequence[Candidate]]) -> list[str]:
-    """Of the candidates that each phase may have, those predicted to be the fastest of all phases together: the best
-    codec of each of a few cuts, and everything on the edge.
+    """Return the candidates allowed in every phase predicted to be the fastest over all of them: the best codec of each
+    of a few cuts, and everything on the edge.
     """
     means: dict[str, list[float]] = {}
     cuts: dict[str, str] = {}

@@ -169,7 +169,7 @@ def _environment(folder: Path) -> Path:
 
 
 def _size(python: Path) -> float:
-    """Of what is installed there but for pip and setuptools, in MB."""
+    """Return the size in MB of what is installed there, without pip and setuptools."""
     (site,) = python.parent.parent.glob("lib/python*/site-packages")
     left = re.compile(r"^(pip|setuptools|pkg_resources|_distutils_hack)([-.]|$)")
     files = [one for one in site.rglob("*") if one.is_file() and one.suffix != ".pyc"]

@@ -80,7 +80,7 @@ def tell(records: report.Records, what: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what the result hangs on."""
+    """Return the versions of the packages that the result depends on."""
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
 
 

@@ -29,7 +29,7 @@ NOT_COUNTED = (LOCAL_FAILS, LOCAL_VARIES)
 CASE_SECONDS = 90.0
 
 Call = Callable[[Any], Any]
-"""Of a model: generates with it and gives what is to be the same."""
+"""Takes a model, generates with it, and returns what must be equal."""
 DECODING: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 0.95},

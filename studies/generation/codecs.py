@@ -27,7 +27,7 @@ from shared_hooks.generation.hidden import CODECS
 ROOT = Path(__file__).parents[2]
 LENGTH, ROWS, BLOCKS, WIDTH = 192, 16, 6, 192
 HELD_OUT = 8
-"""Of the pages, every such is not learned."""
+"""Every such page is held out from learning."""
 WIDE = 4096
 
 
@@ -94,7 +94,7 @@ def judged(model: Any, rows: torch.Tensor, whole: torch.Tensor | None) -> tuple[
 
 
 def bytes_up(codec: str | None) -> int:
-    """Of one decode step at width 4096, in all."""
+    """Return the bytes of one decode step at width 4096."""
     cut = "model.layers.0"
     here = model_of(WIDE, 2, 64, 32).to(torch.bfloat16).eval()
     with SplitForward(here, cut, InProcess(DecodingTail(copy.deepcopy(here), cut)), codec=codec) as split:

@@ -21,7 +21,7 @@ class Watched:
 
 
 Engine = Callable[[nn.Module, nn.Module, str], AbstractContextManager[Watched]]
-"""Of the model here, its equal there, and the path of the module after which to cut."""
+"""Takes the model here, its equal there, and the path of the module after which to cut."""
 
 
 @contextlib.contextmanager

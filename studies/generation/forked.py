@@ -25,7 +25,7 @@ Work = Callable[[Any, Tell], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one subject: bytes of address space, and seconds by the clock on the wall, for a process that hangs."""
+    """Limits of one subject: bytes of address space, and wall-clock seconds for a process that hangs."""
 
     memory_bytes: int = 7 << 30
     wall_seconds: float = 1800.0

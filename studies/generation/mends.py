@@ -22,8 +22,8 @@ COMMON: list[dict[str, Any]] = [
     {"num_key_value_heads": 4, "num_attention_heads": 4, "hidden_size": 64},
     {"num_experts_per_tok": 1, "first_k_dense_replace": 1, "per_layer_config": None},
 ]
-"""Of the configuration of the text, tried in turn where a model does not build or does not generate. A setting that the
-configuration does not have is left out."""
+"""Settings of the text configuration, tried in turn where a model does not build or does not generate. A setting that
+the configuration does not have is left out."""
 
 ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
 PER_CLASS: dict[str, dict[str, Any]] = {

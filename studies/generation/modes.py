@@ -18,7 +18,7 @@ from studies.generation.subject import Built, Subject
 TOKENS = 32
 SAMPLED = {"do_sample": True, "temperature": 0.9}
 Mode = Callable[[Any, dict[str, Any]], Any]
-"""Of a model and what its ``generate`` is given."""
+"""Takes a model and the arguments of its ``generate``."""
 
 
 def reported(output: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def cases(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def verdict(record: dict[str, Any]) -> str:
-    """Of an architecture: the worst of its cases; "not counted" where it does not generate by itself."""
+    """Return an architecture's worst verdict; "not counted" where it does not generate by itself."""
     counted = {facts["outcome"] for _, facts in cases(record)} - set(NOT_COUNTED)
     if not counted:
         return "not counted"

@@ -107,7 +107,7 @@ def _is_one_of(now: list[bytes], unrun: list[bytes], run: list[bytes]) -> bool:
 
 
 def _refused(edge: WrappedModel, deadline: float) -> dict[str, Any]:
-    """Of all layers and blocks, as far as there is time for: how many cannot be cut after, and why."""
+    """Return how many layers and blocks cannot be cut after, and why; as many are tried as there is time for."""
     reasons: Counter[str] = Counter()
     looked = 0
     for layer in edge.cuts:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 Make = Callable[[torch.Generator], dict[str, Any]]
 LENGTH = 7
 GRID = (1, 4, 4)
-"""Of a picture that comes as patches: frames, rows, columns."""
+"""Frames, rows and columns of an image that comes as patches."""
 
 
 def ways(model: nn.Module) -> Iterator[tuple[str, Make]]:

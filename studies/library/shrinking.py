@@ -118,7 +118,7 @@ def _layers_of(config: Any) -> int:
 
 
 def _chosen(settings: Any, layers: int) -> list[Any]:
-    """Of settings layer by layer each kind once, in the order they first come, over and over."""
+    """Return a setting for each layer: each kind once, in the order of their first occurrence, repeated."""
     kinds: list[Any] = []
     for one in settings:
         if one not in kinds:

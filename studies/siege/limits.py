@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
     "max_tail_bytes": 256 * MIB,
 }
 STEP_BYTES = 512
-"""Of a recipe's step."""
+"""Bytes of a recipe's step."""
 MODELS = 2
 """Each has recipes of its own."""
 

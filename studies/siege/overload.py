@@ -17,9 +17,9 @@ from studies.siege.trial import BEFORE, DURING, OTHER, Phase, Siege, Who
 
 FLOOD = "paced-flood"
 ROWS = 16
-"""Of each honest input: the server's work, not the clients', is what there is too little of."""
+"""Rows of each honest input: the server's work is the bottleneck, not the clients'."""
 THREADS = 4
-"""Of each honest identity."""
+"""Threads of each honest identity."""
 TIMES = 5.0
 DEADLINE = 10.0
 """Seconds that an honest request may take."""
@@ -51,7 +51,7 @@ class Overload:
 
     @property
     def share(self) -> float:
-        """Of the capacity, that honest identities get."""
+        """The share of the capacity that honest identities get."""
         return round(self.goodput / max(self.capacity, 1e-9), 3)
 
     @property

@@ -111,7 +111,7 @@ class Server:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of this process and its children."""
+        """The processor time of this process and its children."""
         own = psutil.Process(self.process.pid)
         total = 0.0
         for process in [own, *own.children(recursive=True)]:

@@ -27,7 +27,7 @@ HONEST = 3
 RATIO = 2.0
 MEMORY = 1.2
 LOG_BYTES = 256 << 10
-"""Of an attack of some ten seconds."""
+"""Most bytes of log during an attack of some ten seconds."""
 BEFORE, DURING, AFTER = "before", "during", "after"
 WARM_UP = 1.0
 """Seconds in which honest clients ask and nothing is counted."""
@@ -61,8 +61,8 @@ class Phase:
 
 @dataclass
 class Outcome:
-    """Of one case. Memory in MiB: ``rest`` before the attack, ``peak`` from its beginning on, ``allowed`` by the
-    limits. ``faults``: what falls short of what is promised.
+    """The outcome of one case. Memory in MiB: ``rest`` before the attack, ``peak`` from its beginning on, ``allowed`` by
+    the limits. ``faults``: what falls short of what is promised.
     """
 
     case: str

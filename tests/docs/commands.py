@@ -40,7 +40,7 @@ class Command:
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """Of a block ``sh`` all lines, of a ``console`` those with a prompt."""
+    """Yield all lines of a block ``sh``, and those with a prompt of a ``console``."""
     for line in _lines(block):
         for words, to in _split(line):
             while words and (ASSIGNMENT.fullmatch(words[0]) or words[0] == "sudo"):

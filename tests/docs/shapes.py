@@ -18,7 +18,7 @@ SHORT = re.compile(r"# (?:ns|us|µs)\b")
 """One and the same duration is shown in one of two units."""
 PORT = re.compile(r"(127\.0\.0\.1|localhost):\d+|(process) \d+")
 TIMED = re.compile(r"\b(ms|s|us|share|cpu|mJ|J|W|Mbit)\b|/s|%")
-"""Of a column's heading: its numbers are times, or made of times."""
+"""Matches the heading of a column whose numbers are times, or made of times."""
 WHOLE = "edge-only|cloud-only|cloud-only-file|input|pool|classifier"
 CUT = re.compile(rf"\b(?:{WHOLE}|[a-z]+\d*(?:\.\w+)+(?:#\d+)?)(?![\w-])")
 SIZE = re.compile(rf"{NUMBER} (?:[KMG]i)?B\b")

@@ -25,7 +25,7 @@ def test_commands_are_taken_by_the_parsers(block: Block) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_quoted_commands_and_options_exist(page: Path) -> None:
-    """Of `edge-client run --in-flight 4`, quoted in a sentence: the command and its options."""
+    """As `edge-client run --in-flight 4`, quoted in a sentence: the command and its options."""
     if page.name == "CHANGELOG.md":  # tells of what has been, too
         return
     wrong = []

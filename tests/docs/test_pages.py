@@ -16,7 +16,7 @@ RUNNING = [page for page in pages() if any(block.not_run is None for block in bl
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Of one server for all pages that start none."""
+    """The ports of one server for all pages that start none."""
     with a_server(tmp_path_factory.mktemp("server")) as found:
         yield found
 

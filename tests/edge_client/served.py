@@ -80,7 +80,7 @@ class Served:
     lifecycle: Lifecycle
 
     def count(self, name: str, **labels: str) -> float:
-        """Of one of its figures; 0 where there is none yet."""
+        """Return one of its counters; 0 where there is none yet."""
         return self.registry.get_sample_value(name, {"model": "small", "identity": "", **labels}) or 0.0
 
 

@@ -37,7 +37,7 @@ def within(found: Any, depth: int = 4) -> Iterator[Any]:
 
 
 def check(*roots: Any) -> None:
-    """Of each, and of what it holds of ours."""
+    """Check each root, and what it holds of our classes."""
     for root in roots:
         for one in within(root):
             assert isinstance(one, Exception) or len(repr(one)) <= MOST, type(one)

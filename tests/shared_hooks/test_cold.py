@@ -402,7 +402,7 @@ def made(kind: Callable[[], nn.Module]) -> nn.Module:
 
 
 def whole(kind: Callable[[], nn.Module], x: Tensor) -> Any:
-    """Of a model that never ran."""
+    """Return the output of a model that never ran before."""
     torch.manual_seed(1)
     with torch.no_grad():
         return made_then_seeded(kind)(x.clone() if not x.is_conj() else x)

@@ -1,4 +1,4 @@
-"""Of a tensor that is indexed by a constant, the rows that are read cross, and no others."""
+"""Only the rows that are read cross of a tensor indexed by a constant."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_halves_that_are_rounded_to_another_neighbour() -> None:
 
 @pytest.mark.parametrize("size", [WHOLE, WHOLE + 1, 5000])
 def test_one_value_in_a_large_table(size: int) -> None:
-    """Of many values each part's mean tells."""
+    """A changed value shows in the mean of its part."""
     one = torch.ones(size)
     for place in (0, size // 3, size - 1):
         other = one.clone()

@@ -123,7 +123,7 @@ def test_a_small_model_says_many_things(gpt2: Built) -> None:
 
 
 def test_the_blocks_are_those_of_the_decoder() -> None:
-    """Of an encoder and a decoder, and not the experts in a block."""
+    """Those of an encoder and a decoder, and not the experts in a block."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -184,7 +184,7 @@ def test_a_process_that_is_lost_is_a_record() -> None:
 
 
 def test_a_case_has_its_time() -> None:
-    """Of the processor."""
+    """The limit is on processor time."""
     with pytest.raises(OutOfTime), processor_time(0.05):
         while True:
             pass

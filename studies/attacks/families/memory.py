@@ -12,7 +12,7 @@ _NEVER = (1 << 40) - 1
 
 
 def attacks(recordings: list[Recording]) -> Iterator[Attack]:
-    """Of every recording, all of them."""
+    """Yield every attack, for every recording."""
     for recording in recordings:
         yield from _views(recording)
         yield from _weights(recording)

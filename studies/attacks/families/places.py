@@ -10,7 +10,7 @@ from studies.attacks.families import Attack, changed
 
 
 def attacks(recordings: list[Recording]) -> Iterator[Attack]:
-    """Of every recording; the parts of others come from the one before it."""
+    """Yield the attacks for every recording; parts of others come from the recording before it."""
     for before, recording in zip([recordings[-1], *recordings], recordings, strict=False):
         for key in ("slots", "marks", "fills", "given", "reads", "layouts", "path", "context", "inputs", "cut"):
 

@@ -83,7 +83,7 @@ class Server:
 
 @dataclass
 class Outcome:
-    """Of one flood. Memory in MiB, times in ms."""
+    """The outcome of one flood. Memory in MiB, times in ms."""
 
     flood: str
     seconds: float

@@ -28,7 +28,7 @@ class Stop:
 
 
 stops: defaultdict[str, Stop] = defaultdict(Stop)
-"""Of all tails of this process, by a name of the test's choosing."""
+"""By a name of the test's choosing, for all tails of this process."""
 
 
 class Layers:

@@ -55,7 +55,7 @@ def write_weights(path: Path, seed: int, width: int = 8) -> None:
 
 
 def entry(name: str, weights: Path | None = None, width: int = 8, more: str = "") -> str:
-    """Of a server's file: a `Small` model."""
+    """Return an entry of a server's file: a `Small` model."""
     file = "" if weights is None else f'weights = "{weights}"\n'
     return (
         f'[models."{name}"]\nfactory = "{__name__}:Small"\nfactory_kwargs = {{width = {width}}}\n'

@@ -109,7 +109,7 @@ def tail(cut: str, given: dict[str, torch.Tensor], **changes: Any) -> pb.ModelIn
 
 
 def outputs(answer: pb.ModelInferResponse) -> dict[str, torch.Tensor]:
-    """Of FP32."""
+    """Return the FP32 outputs."""
     found = {}
     for number, one in enumerate(answer.outputs):
         raw = answer.raw_output_contents

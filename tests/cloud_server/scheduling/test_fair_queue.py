@@ -250,4 +250,4 @@ class TestMemory:
 
 
 def void(_: object) -> None:
-    """Of a call whose result nobody wants."""
+    """Discard the result of a call."""

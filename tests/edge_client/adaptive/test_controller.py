@@ -39,7 +39,7 @@ def both(shape: str, seed: int, trace: tuple[float | None, ...] = TRACE, **more:
 
 
 def late_moves(run: Run, where: World) -> list[int]:
-    """Of each phase, the moves after it has settled."""
+    """Return for each phase the number of moves after it has settled."""
     starts = [end - SECONDS * SECOND for end in where.ends]
     return [
         sum(start + SETTLED * SECOND <= when < end for when, _, _ in run.moves)

@@ -10,6 +10,6 @@ from tests.edge_client.generation.speaking import connected
 
 @pytest.fixture(scope="package")
 def client() -> Iterator[EdgeClient]:
-    """Of the example's language model, whose server is another process."""
+    """A client of the example's language model, whose server is another process."""
     with connected() as made:
         yield made

@@ -45,7 +45,7 @@ from tests.starts import workers_of
 from tests.waiting import eventually
 
 CUTS = ["model.layers.1", "model.layers.3"]
-"""Of the example's six blocks: two for each machine."""
+"""Two of the example's six blocks for each machine."""
 THREE = [*CUTS, "model.layers.4"]
 
 

@@ -23,7 +23,7 @@ WORDS = 8
 
 
 def double(name: str) -> torch.nn.Module:
-    """Of double precision, so that no rounding changes a word."""
+    """Return the model in double precision, so that no rounding changes a word."""
     return make(name).double()
 
 

@@ -58,7 +58,7 @@ class Lag:
     relay: Relay
     server: CloudServer
     address: str
-    """Of the relay."""
+    """The relay's address."""
     folder: Path
     """Where ``lag.toml`` is."""
 

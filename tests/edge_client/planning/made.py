@@ -122,7 +122,7 @@ SHAPES = {
 
 
 SIZES = {"lz4": (0.8, 0.3, 0.1), "int8": (0.25, 1.0, 0.5), "int4": (0.12, 2.0, 0.7)}
-"""Of the bytes; milliseconds to encode and to decode."""
+"""The share of the bytes; milliseconds to encode and to decode."""
 
 
 def with_codecs(one: Profile) -> Profile:

@@ -17,7 +17,7 @@ from tests.shared_hooks.generation.small import MODELS, cut_of, make
 
 END = 2
 KEPT = [0, 33, 30, 20, 34, 0]
-"""Of the tokenizer; the models themselves have none."""
+"""Tokens that the tokenizer gives; the models themselves have none."""
 
 
 def own(client: EdgeClient, prompt: list[int], tokens: int) -> list[int]:

@@ -145,8 +145,8 @@ PICTURE = "data:image/png;base64," + encoded(np.eye(32))
 
 
 def saw(name: str, module: str, picture: str = "") -> dict[str, Any]:
-    """Of one input (``name``): two attentions of ``module`` on either side, one of them long and thin, the other of the
-    places of a picture.
+    """Return the observations of one input (``name``): two attention maps of ``module`` on each side, one long and
+    thin, the other over the places of a picture.
     """
     dice = np.random.default_rng(1)
     maps = [picture or encoded(dice.random(form)) for form in ((24, 24), (64, 1))]

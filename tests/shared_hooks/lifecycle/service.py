@@ -144,7 +144,7 @@ class Service:
 
 
 def keys(spy: Spy, stage: Stage) -> list[tuple[str, int]]:
-    """Of the requests that came to this stage."""
+    """Return the requests that came to this stage."""
     return sorted((one.request.client, one.request.id) for one in spy.of(stage) if one.request is not None)
 
 

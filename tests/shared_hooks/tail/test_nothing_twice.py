@@ -34,7 +34,7 @@ FORM_ONLY = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "n
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """Of what an operation takes or gives: tuples, lists and dicts only, or torch's ten times slower walk."""
+    """Yield the tensors in tuples, lists and dicts of an operation: ten times faster than torch's own walk."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, (tuple, list)):
