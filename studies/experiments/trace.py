@@ -162,8 +162,8 @@ def play(bed: Testbed, ready: Ready, scope: Scope, say: Callable[[str], None]) -
 
 
 def unmoved(bed: Testbed, ready: Ready, seconds: float) -> dict[str, dict[str, float]]:
-    """Return the mean latency (ms) of each of `Ready.steady` by phase with a server, had it served all requests: one after
-    the other, for so long that a bucket is as full as its own requests leave it.
+    """Return the mean latency (ms) of each of `Ready.steady` by phase with a server, had it served all requests: one
+    after the other, for so long that a bucket is as full as its own requests leave it.
     """
     words = {"rounds": 1 << 30, "seconds": seconds, "seed": 1, "warm": True, "files": ready.files}
     found: dict[str, dict[float, float]] = {key: {} for key in ready.steady}

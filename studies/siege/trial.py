@@ -61,8 +61,8 @@ class Phase:
 
 @dataclass
 class Outcome:
-    """The outcome of one case. Memory in MiB: ``rest`` before the attack, ``peak`` from its beginning on, ``allowed`` by
-    the limits. ``faults``: what falls short of what is promised.
+    """The outcome of one case. Memory in MiB: ``rest`` before the attack, ``peak`` from its beginning on, ``allowed``
+    by the limits. ``faults``: what falls short of what is promised.
     """
 
     case: str
