@@ -1,6 +1,7 @@
 # Isthmus. `make demo` shows it, `make test` checks it; both set up what is missing and can be repeated.
 #
 #   PYTHON=...      the interpreter to make .venv with; default: the first of python3, python3.13 ... that is 3.10 or later
+#   CONSTRAINTS=    for pip: "" takes the newest releases, as `make newest` does; default: -c constraints.txt
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
 #   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process more than cores, who is done takes from the others
 #   FUZZ_FLAGS=     for the fuzzer, e.g. "--programs 100000 --seed 2 --minutes 40"
@@ -28,6 +29,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
+CONSTRAINTS ?= -c constraints.txt
 PIP_FLAGS ?=
 PYTEST_FLAGS ?= -n auto --dist worksteal
 DEMO_FLAGS ?=
@@ -56,13 +58,14 @@ MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help device gpu demo certs test pytest lint compose manifests bench fuzz attacks chaos siege soak claims mutation ray cameras matrix footprint doors wheel experiments library generation protos docs docs-update clean
+.PHONY: help device gpu demo certs test newest pytest lint compose manifests bench fuzz attacks chaos siege soak claims mutation ray cameras matrix footprint doors wheel experiments library generation protos docs docs-update clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
 	@echo "make certs   an authority, a server's and a client's certificate, for trying TLS: certs/"
 	@echo "make test    lint, types, import rules, generated code, tests"
 	@echo "make lint    test without the tests; make pytest: the tests alone"
+	@echo "make newest  the tests with the newest releases of all packages, or another interpreter: PYTHON=python3.14"
 	@echo "make bench   the benchmarks: a table and JSON"
 	@echo "make fuzz    random models, cut everywhere, for a long time: a table, failures as source"
 	@echo "make chaos   servers, clients and the path between them killed, cut and stopped: a table, what was lost"
@@ -102,6 +105,10 @@ test: $(DEV)
 pytest: $(DEV)
 	unset PYTHONDONTWRITEBYTECODE; $(PY) -m pytest $(PYTEST_FLAGS)
 
+# in an environment of its own: what pip takes for somebody without our constraints, PYTHON= for another interpreter
+newest:
+	$(MAKE) --no-print-directory pytest VENV=build/newest CONSTRAINTS=
+
 lint: $(DEV)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -136,11 +143,11 @@ claims: $(DEV)
 	$(PY) -m studies.claims $(CLAIMS_FLAGS)
 
 mutation: $(DEV)
-	$(PY) -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[mutation]"
+	$(PY) -m pip install $(PIP_FLAGS) -q $(CONSTRAINTS) -e ".[mutation]"
 	$(PY) -m studies.mutation $(MUTATION_FLAGS)
 
 ray: $(DEV)
-	$(PY) -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[ray]"
+	$(PY) -m pip install $(PIP_FLAGS) -q $(CONSTRAINTS) -e ".[ray]"
 	$(PY) -m studies.ray $(RAY_FLAGS)
 
 gpu:
@@ -178,7 +185,7 @@ compose: | $(PY)
 	$(PY) -m deploy.compose_check $(COMPOSE_FLAGS)
 
 manifests: $(DEV)
-	$(PY) -m pip install -q $(PIP_FLAGS) -c constraints.txt -e ".[manifests]"
+	$(PY) -m pip install -q $(PIP_FLAGS) $(CONSTRAINTS) -e ".[manifests]"
 	$(PY) -m deploy.manifests_check
 
 protos: $(DEV)
@@ -211,9 +218,9 @@ $(PY):
 
 # Installing again only when what to install has changed. dev includes runtime.
 $(RUNTIME): pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install $(PIP_FLAGS) -c constraints.txt -e ".[cloud,sweep,onnx,prune,tls]"
+	$(PY) -m pip install $(PIP_FLAGS) $(CONSTRAINTS) -e ".[cloud,sweep,onnx,prune,tls]"
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install $(PIP_FLAGS) -c constraints.txt -e ".[dev]"
+	$(PY) -m pip install $(PIP_FLAGS) $(CONSTRAINTS) -e ".[dev]"
 	@touch $(RUNTIME) $@
