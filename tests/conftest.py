@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -63,6 +66,28 @@ def clean_torch() -> Iterator[None]:
     before = _switches()
     yield
     eventually(lambda: _switches() == before, "a test changed a global switch of torch")
+
+
+class _OperatorsReadOnce:
+    """Stands for onnxscript in `torch.onnx`, which parses the source of five hundred operators in each export."""
+
+    def __init__(self, apis: Any) -> None:
+        self._apis = apis
+        self.get_torchlib_ops = functools.cache(lambda: apis.get_torchlib_ops())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._apis, name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def operators_of_onnx_are_read_once() -> Iterator[None]:
+    """An export takes half the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        with contextlib.suppress(ImportError, AttributeError):  # another release of torch
+            from torch.onnx._internal.exporter import _registration
+
+            patch.setattr(_registration, "onnxscript_apis", _OperatorsReadOnce(_registration.onnxscript_apis))
+        yield
 
 
 def _switches() -> tuple[object, ...]:
