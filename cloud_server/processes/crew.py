@@ -151,17 +151,30 @@ class Crew:
 
     def _watch(self) -> None:
         while not self._closed:
-            for worker in list(self._workers):
-                self._look_at(worker)
-            with self._changed:
-                for worker in [one for one in self._idle if self._is_replaced(one)]:
-                    self._idle.remove(worker)
-                    worker.dismiss()
-                for worker in self._idle:
-                    worker.forget()
-            wait = self._start_missing()
-            self._report_warm()
+            try:
+                wait = self._look_round()
+            except Exception as error:  # without this thread no worker would ever be replaced
+                log.exception("the workers could not be looked after")
+                with self._changed:
+                    if not self.identities:
+                        self._refused = WorkerLost(f"no worker could be started: {type(error).__name__}: {error}")
+                    self._changed.notify_all()
+                wait = LOOK_SECONDS
             self._sleep(wait)
+
+    def _look_round(self) -> float:
+        """Look at every worker, and start missing ones; returns the seconds until the next time."""
+        for worker in list(self._workers):
+            self._look_at(worker)
+        with self._changed:
+            for worker in [one for one in self._idle if self._is_replaced(one)]:
+                self._idle.remove(worker)
+                worker.dismiss()
+            for worker in self._idle:
+                worker.forget()
+        wait = self._start_missing()
+        self._report_warm()
+        return wait
 
     def _sleep(self, seconds: float) -> None:
         """Wait for an event."""

@@ -11,8 +11,10 @@ import signal
 import pytest
 import torch
 
+from cloud_server.limits import Limits
 from cloud_server.processes import Pool, crew
 from shared_hooks import EarlyOutput, Parcel, WrappedModel
+from shared_hooks.errors import WorkerLost
 from tests.cloud_server.fakes import CoreClient, Result
 from tests.cloud_server.processes import deadly
 from tests.cloud_server.processes.conftest import STARTS
@@ -122,3 +124,34 @@ def test_kept_payload_is_private(
         ask(client, 100 + id, edge.forward(reported(deadly.FORGET), end="input"))
         value(client, 100 + id)
     eventually(lambda: not any(one._kept for one in pool.crew._workers if one.is_warm) or not exact(client, edge, 200))
+
+
+def test_an_error_while_workers_are_watched_is_logged_and_the_dead_are_replaced(
+    pool: Pool,
+    client: CoreClient,
+    edge: WrappedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def failing(self: crew.Crew, worker: object) -> None:
+        raise RuntimeError("a file of /proc is gone")
+
+    monkeypatch.setattr(crew.Crew, "_check_size", failing)
+    with caplog.at_level(logging.ERROR):
+        pool.crew._look_now()
+        eventually(lambda: "a file of /proc is gone" in caplog.text)
+    monkeypatch.undo()
+    exact(client, edge, 1)
+    before = pool.crew.deaths
+    os.kill(pool.crew.pids[0], signal.SIGKILL)
+    eventually(lambda: pool.crew.deaths == before + 1 and pool.crew.warm == 2)
+    exact(client, edge, 2)
+
+
+def test_a_start_that_fails_unexpectedly_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("no pidfd here")
+
+    monkeypatch.setattr(crew, "WorkerProcess", failing)
+    with Pool(["--model=digits"], 1, Limits()) as pool, pytest.raises(WorkerLost, match="RuntimeError: no pidfd here"):
+        pool.start()
