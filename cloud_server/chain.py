@@ -47,6 +47,7 @@ from shared_hooks.errors import (
     ServerUnavailable,
     SpecError,
     UnknownModel,
+    logged,
 )
 from shared_hooks.generation import StepReply
 from shared_hooks.metrics import NO_LAYERS
@@ -192,7 +193,8 @@ class Chain:
     def _withdraw(self) -> None:
         """Cancel requests, in a thread, because those who cancel hold a lock."""
         while (handed := self._withdrawn.get()) is not None:
-            handed.withdraw()
+            with logged(log, "withdrawing a request from the next server"):
+                handed.withdraw()
 
     def way(self, server: NextServer, address: str, engine: Engine, caller: Caller) -> _Way:
         """Return the connection for this caller and model, with one more request waiting. Raises ServerUnavailable."""

@@ -25,7 +25,7 @@ from cloud_server.requests import Request, RequestTable
 from cloud_server.scheduling import BatchLimits, Payer, Scheduler, Task, Trim, Workers
 from cloud_server.streams import AccountPace, CrossingCache, ProbeStream, StreamSession
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import AccessRefused, ServerUnavailable, SpecError
+from shared_hooks.errors import AccessRefused, ServerUnavailable, SpecError, logged
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.sharing import Holding, Owner, Shares, evictions
 
@@ -312,14 +312,16 @@ class Core:
     def _sweep(self) -> None:
         trim = Trim()
         while not self._closed.wait(SWEEP_SECONDS):
-            self.requests.sweep(self._draining)
-            self.decoding.sweep()
-            trim.look(self.requests.held_bytes + self.requests.kept()[1])
-            with self._changed:
-                now = time.monotonic()
-                late = [session for session, until in self._leaving.items() if until <= now]
-            for session in late:
-                session.drop(ServerUnavailable("its place was needed, and the client does not fetch what it is sent"))
+            with logged(log, "ending what is late"):
+                self.requests.sweep(self._draining)
+                self.decoding.sweep()
+                trim.look(self.requests.held_bytes + self.requests.kept()[1])
+                with self._changed:
+                    now = time.monotonic()
+                    late = [session for session, until in self._leaving.items() if until <= now]
+                for session in late:
+                    why = "its place was needed, and the client does not fetch what it is sent"
+                    session.drop(ServerUnavailable(why))
 
     # Shutdown
 

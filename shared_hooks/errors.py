@@ -34,7 +34,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from typing import ClassVar
 
@@ -237,3 +239,15 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """
     close = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""
+
+
+@contextmanager
+def logged(log: logging.Logger, what: str) -> Iterator[None]:
+    """Log an exception of the block instead of raising it, in a thread that others rely on and that must not end.
+
+    ``what``: the work that failed, for the log's line; the thread will try it again.
+    """
+    try:
+        yield
+    except Exception:
+        log.exception("%s failed", what)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from cloud_server.access import Caller, granted
-from shared_hooks.errors import ServerUnavailable, UnknownModel
+from shared_hooks.errors import ServerUnavailable, UnknownModel, logged
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +131,8 @@ class Census:
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            try:
+            with logged(log, "looking at the replicas"):
                 self.look()
-            except Exception:  # one failed look among many; the watching thread must survive it
-                log.exception("the replicas could not be looked at")
 
 
 def _may(caller: Caller, ids: set[str]) -> list[str]:

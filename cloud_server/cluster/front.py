@@ -26,7 +26,7 @@ from cloud_server.config import ServerConfig
 from cloud_server.inference import HeldBytes
 from cloud_server.telemetry import MetricsPage, RequestCounts
 from cloud_server.transport import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor, GrpcListener
-from shared_hooks.errors import ServerUnavailable, SpecError
+from shared_hooks.errors import ServerUnavailable, SpecError, logged
 from shared_hooks.lifecycle import Lifecycle
 
 # The replicas' metrics on one page: each line labelled with its replica, beside the fronts' own.
@@ -203,7 +203,8 @@ class Front:
 
     def _sweep(self) -> None:
         while not self._closed.wait(SWEEP_SECONDS):
-            self._relay.sweep()
+            with logged(log, "ending what is late"):
+                self._relay.sweep()
 
     def _count(self, page: MetricsPage) -> None:
         own = CollectorRegistry()

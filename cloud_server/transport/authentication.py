@@ -35,7 +35,16 @@ from cloud_server.limits import Limits
 from cloud_server.transport.active_calls import ActiveCalls, WaitingCall, WaitingCalls
 from protos import FACTS_WANTED
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import BadFrame, Cancelled, Disagreement, IsthmusError, NotAuthenticated, SpecError, TooLarge
+from shared_hooks.errors import (
+    BadFrame,
+    Cancelled,
+    Disagreement,
+    IsthmusError,
+    NotAuthenticated,
+    SpecError,
+    TooLarge,
+    logged,
+)
 from shared_hooks.lifecycle import Lifecycle, Stage, on_behalf_of
 
 log = logging.getLogger(__name__)
@@ -295,11 +304,13 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            self._waiting.sweep()
-            self._uploading.sweep()
-            self._cut_unfetched()
-            if self._register.refresh():
-                self.active_calls.look_again()
+            with logged(log, "looking after calls"):
+                self._waiting.sweep()
+                self._uploading.sweep()
+                self._cut_unfetched()
+            with logged(log, "looking for changed rights"):
+                if self._register.refresh():
+                    self.active_calls.look_again()
 
 
 def _by(context: grpc.ServicerContext) -> dict[str, str]:

@@ -28,7 +28,7 @@ from edge_client.screen import progress as bar
 from edge_client.survey import Say, SurveySources, edge_profile, probe_sizes
 from edge_client.user_input import LoadedModel
 from edge_client.user_text import AUTO
-from shared_hooks.errors import CutRefused, IsthmusError, QuotaExceeded, SpecError
+from shared_hooks.errors import CutRefused, IsthmusError, QuotaExceeded, SpecError, logged
 from shared_hooks.lifecycle import Stage
 from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import CutProfile, Profile
@@ -207,10 +207,11 @@ class ChainChooser:
     def _look(self) -> None:
         while not self._closed.wait(EVERY_SECONDS):
             if time.monotonic() - self._used < EVERY_SECONDS:
-                try:
-                    self.look()
-                except IsthmusError as error:  # a server is down: requests report it
-                    log.info("the links of the chain were not measured: %s", error)
+                with logged(log, "measuring the links of the chain"):
+                    try:
+                        self.look()
+                    except IsthmusError as error:  # a server is down: requests report it
+                        log.info("the links of the chain were not measured: %s", error)
 
     def look(self) -> None:
         """Measure the links, and move the cuts if that is worthwhile."""

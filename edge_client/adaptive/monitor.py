@@ -19,7 +19,7 @@ from edge_client.planning.link import Curve, Link
 from edge_client.probing import LinkProber
 from edge_client.screen import number
 from edge_client.transport import State, now_ns
-from shared_hooks.errors import Cancelled, IsthmusError, ServerUnavailable
+from shared_hooks.errors import Cancelled, IsthmusError, ServerUnavailable, logged
 from shared_hooks.profiling.profile import Profile
 
 # The decisions of ``--split auto`` with their times and numbers: kept, logged, and passed to listeners.
@@ -242,14 +242,12 @@ class ServerMonitor:
 
     def _run(self) -> None:
         while not self._stopped.wait(TICK_SECONDS):
-            try:
+            with logged(log, f"the monitor over {self._client.server}"):  # requests continue with what is known
                 if self.there:
                     self._probe_if_wanted()
                 elif time.monotonic() - self._called_at >= CALL_EVERY_SECONDS:
                     self._called_at = time.monotonic()
                     self._call()
-            except Exception:  # requests continue with what is known
-                log.exception("the monitor over %s failed", self._client.server)
 
     def _probe_if_wanted(self) -> None:
         with self._lock:

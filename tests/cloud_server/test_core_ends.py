@@ -11,6 +11,7 @@ import pytest
 
 from cloud_server.access import Caller
 from cloud_server.core import Core
+from cloud_server.requests import RequestTable
 from shared_hooks import errors
 from shared_hooks.lifecycle import Event, Stage
 from shared_hooks.sharing import Owner
@@ -227,6 +228,25 @@ class TestCancelAndDeadline:
             error, message = failure(client, 1)
             assert error == "DeadlineExceeded" and "receiving" in message
             assert client.send(chunk(1, 1, b"b")) and core.requests.held_bytes == 0
+
+    def test_a_sweep_that_fails_is_logged_and_the_next_ends_what_is_late(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        sweep, failed = RequestTable.sweep, threading.Event()
+
+        def failing(self: RequestTable, draining: bool = False) -> None:
+            if not failed.is_set():
+                failed.set()
+                raise RuntimeError("a bug")
+            sweep(self, draining)
+
+        monkeypatch.setattr(RequestTable, "sweep", failing)
+        with Core([FakeEngine()], dataclasses.replace(SMALL, deadline_seconds=0.05)) as core:
+            assert failed.wait(PATIENCE)
+            client, crossing = CoreClient(core), make_crossing(3)
+            client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"))
+            assert failure(client, 1)[0] == "DeadlineExceeded"
+        assert "ending what is late failed" in caplog.text and "a bug" in caplog.text
 
 
 class TestDrain:

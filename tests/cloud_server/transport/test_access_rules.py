@@ -208,6 +208,25 @@ class TestTokens:
             with pytest.raises(NotAuthenticated, match="was revoked"):
                 alice.open(PATIENCE)
 
+    def test_rights_are_looked_at_again_after_a_look_that_failed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        refresh, failed = Register.refresh, threading.Event()
+
+        def failing(self: Register) -> bool:
+            if not failed.is_set():
+                failed.set()
+                raise RuntimeError("a bug")
+            return refresh(self)
+
+        monkeypatch.setattr(Register, "refresh", failing)
+        with serving(None, TOKENS, tmp_path) as address, connected(address, Credentials(token=ALICE)) as alice:
+            alice.open(PATIENCE)
+            assert failed.wait(PATIENCE)
+            (tmp_path / "identities.toml").write_text("")
+            eventually(lambda: alice.state is not State.READY)
+        assert "looking for changed rights failed" in caplog.text
+
     def test_calls_that_only_listen_are_cut(self, tmp_path: Path) -> None:
         with serving(None, TOKENS, tmp_path) as address, grpc.insecure_channel(address) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(
