@@ -13,6 +13,7 @@ threads. A full server (`python -m studies.siege.memory`) took 1.29 times its li
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
 import sys
@@ -28,6 +29,8 @@ from typing import NamedTuple
 from cloud_server.scheduling.fair_queue import FairQueue, Forecast, Payer, Task
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.forward import bounded
+
+log = logging.getLogger(__name__)
 
 STEP_BYTES = 32 << 20
 """The decrease of held bytes that triggers a trim. A trim takes milliseconds, and trimmed memory is paged in again, so
@@ -524,7 +527,12 @@ class Workers:
 
     def _run(self) -> None:
         while tasks := self.scheduler.next_batch():
-            self._do(tasks)
+            try:
+                self._do(tasks)
+            except BaseException:  # the other tasks need this thread; these end at their deadlines
+                log.exception(
+                    "tasks of %s could not be computed", ", ".join(sorted({task.payer.account for task in tasks}))
+                )
             del tasks  # otherwise a request's payload would live until the next request
 
     def _do(self, tasks: list[Task]) -> None:

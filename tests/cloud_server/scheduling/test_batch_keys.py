@@ -240,3 +240,22 @@ def test_client_that_failed_a_batch_is_isolated_then_its_account() -> None:
     assert batches(*ones, Payer("two")) == [1, 3]
     scheduler.isolate(ones[1:2])
     assert batches(*ones, Payer("two"), Payer("three")) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit(1)])
+def test_a_worker_survives_a_task_that_raises(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler, done = Scheduler(1), threading.Event()
+
+    def failing() -> bool:
+        raise error
+
+    def work() -> bool:
+        done.set()
+        return True
+
+    workers = Workers(scheduler, 1)
+    scheduler.add(Task(failing, Payer("a")))
+    scheduler.add(Task(work, Payer("b")))
+    assert done.wait(PATIENCE)
+    workers.stop()
+    assert "tasks of a could not be computed" in caplog.text
