@@ -351,12 +351,31 @@ def _ended_whole(limit: Limit, seconds: float) -> Iterator[None]:
     """Restore torch's thread state after the block: an exception between the last line of a ``with`` and its exit skips
     the exit, and torch functions would stay disabled in this thread.
     """
-    state = torch._C._get_torch_function_state()  # type: ignore[attr-defined, unused-ignore]
+    state = _functions_state()
     try:
         with limit.interruptible(seconds):
             yield
     finally:
-        torch._C._set_torch_function_state(state)  # type: ignore[attr-defined, unused-ignore]
+        _restore_functions(state)
+
+
+_enabling: list[Any] = []
+"""What has enabled torch functions again, which would end with these objects; hardly ever any."""
+
+
+def _functions_state() -> Any:
+    """Return whether torch functions are enabled in this thread, as `_restore_functions` takes it."""
+    get = getattr(torch._C, "_get_torch_function_state", None)
+    return torch._C._is_torch_function_enabled() if get is None else get()
+
+
+def _restore_functions(state: Any) -> None:
+    put = getattr(torch._C, "_set_torch_function_state", None)
+    if put is not None:
+        put(state)
+    elif state and not torch._C._is_torch_function_enabled():  # torch 2.4 can only enable them in a block
+        _enabling.append(torch._C._EnableTorchFunction())  # type: ignore[attr-defined, unused-ignore]
+        _enabling[-1].__enter__()
 
 
 def uninterrupted() -> AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import Disagreement
+from shared_hooks.forward import bounded, interruptible
 from shared_hooks.modules.constants import code_digest
 from shared_hooks.state import PythonState
 
@@ -89,3 +90,35 @@ def test_annotate_function_of_python_3_14_is_not_model_code(monkeypatch: pytest.
     model = Annotated()
     assert (code_digest(model), WrappedModel(model).environment()) == (before, here)
     assert not any("__classdict__" in place.name for place in PythonState(model).places)
+
+
+class Endless:
+    """A limit that interrupts nothing by itself."""
+
+    def interruptible(self, seconds: float) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def uninterrupted(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@pytest.mark.parametrize("has_setter", [True, False])
+def test_torch_functions_are_enabled_after_an_interruption(has_setter: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.4 has no function that sets their state."""
+    if not has_setter:
+        for name in ("_get_torch_function_state", "_set_torch_function_state"):
+            monkeypatch.delattr(torch._C, name, raising=False)
+    disabled = torch._C.DisableTorchFunction()
+    with bounded(Endless()):
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            disabled.__enter__()
+            raise KeyboardInterrupt  # as between the last line of a block and its exit
+        assert torch._C._is_torch_function_enabled()
+        with disabled, interruptible():
+            pass
+        assert torch._C._is_torch_function_enabled()
+        with torch._C.DisableTorchFunction():
+            with interruptible():
+                pass
+            assert not torch._C._is_torch_function_enabled()
+    assert torch._C._is_torch_function_enabled()
