@@ -26,11 +26,12 @@ def net() -> WrappedModel:
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
     """The default of torch 2.4."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def other_release(early: EarlyOutput, release: str = "2.4.1", **environment: str) -> EarlyOutput:
