@@ -19,11 +19,20 @@ from cloud_server.access import Caller
 from cloud_server.decoding import Taken
 from cloud_server.limits import Limits
 from cloud_server.models import BegunTail, Computed, Engine
-from cloud_server.requests import Request, RequestTable, ServerAnswer
+from cloud_server.requests import Request, RequestState, RequestTable, ServerAnswer
 from cloud_server.requests.request_table import computed_answer, failed_answer
 from cloud_server.scheduling import Overtime, Scheduler, Task, TaskResult, Watchdog
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import AccessRefused, Cancelled, CutRefused, InputMismatch, IsthmusError, ModelFailed, TooLarge
+from shared_hooks.errors import (
+    AccessRefused,
+    Cancelled,
+    CutRefused,
+    InputMismatch,
+    IsthmusError,
+    ModelFailed,
+    TooLarge,
+    logged,
+)
 from shared_hooks.generation import StepLink
 from shared_hooks.generation.together import Outcome
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -279,7 +288,20 @@ class Executor:
         self._watchdog.close()
 
     def __call__(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        """Compute and answer those requests that are still wanted. Raises nothing."""
+        """Compute and answer those requests that are still wanted. Raises only what nobody foresaw: an error of the
+        server itself, after it has ended the requests, which would hold their memory and clients otherwise.
+        """
+        try:
+            return self._execute(tasks)
+        except BaseException as error:
+            failure = ModelFailed(f"{type(error).__name__}: {error}")
+            for request in [task.work for task in tasks if isinstance(task.work, Request)]:
+                if request.state in (RequestState.QUEUED, RequestState.RUNNING):
+                    with logged(log, "ending a request"):
+                        self._requests.finish(request, failed_answer(request, failure), failure)
+            raise
+
+    def _execute(self, tasks: Sequence[Task]) -> list[TaskResult]:
         started = [task for task in tasks if self._starts(task)]
         if len(started) == 1:
             task = started[0]

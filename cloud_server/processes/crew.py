@@ -152,15 +152,14 @@ class Crew:
     def _watch(self) -> None:
         while not self._closed:
             try:
-                wait = self._look_round()
+                self._sleep(self._look_round())
             except Exception as error:  # without this thread no worker would ever be replaced
                 log.exception("the workers could not be looked after")
                 with self._changed:
                     if not self.identities:
                         self._refused = WorkerLost(f"no worker could be started: {type(error).__name__}: {error}")
                     self._changed.notify_all()
-                wait = LOOK_SECONDS
-            self._sleep(wait)
+                time.sleep(LOOK_SECONDS)
 
     def _look_round(self) -> float:
         """Look at every worker, and start missing ones; returns the seconds until the next time."""

@@ -529,7 +529,7 @@ class Workers:
         while tasks := self.scheduler.next_batch():
             try:
                 self._do(tasks)
-            except BaseException:  # the other tasks need this thread; these end at their deadlines
+            except BaseException:  # the other tasks need this thread
                 log.exception(
                     "tasks of %s could not be computed", ", ".join(sorted({task.payer.account for task in tasks}))
                 )

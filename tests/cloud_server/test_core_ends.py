@@ -11,6 +11,7 @@ import pytest
 
 from cloud_server.access import Caller
 from cloud_server.core import Core
+from cloud_server.executor import Executor
 from cloud_server.requests import RequestTable
 from shared_hooks import errors
 from shared_hooks.lifecycle import Event, Stage
@@ -247,6 +248,23 @@ class TestCancelAndDeadline:
             client.send(upload(crossing), header(1, crossing), chunk(1, 0, b"a"))
             assert failure(client, 1)[0] == "DeadlineExceeded"
         assert "ending what is late failed" in caplog.text and "a bug" in caplog.text
+
+    def test_an_error_of_the_server_itself_ends_the_request_and_not_the_worker(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def failing(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        with Core([FakeEngine()], SMALL) as core:
+            client = CoreClient(core)
+            with monkeypatch.context() as patch:
+                patch.setattr(Executor, "_alone", failing)
+                client.ask(1, b"abc")
+                assert failure(client, 1) == ("ModelFailed", "RuntimeError: a bug")
+            assert core.requests.held_bytes == 0 and core.wait_idle(PATIENCE)
+            client.ask(2, b"abc")
+            assert bytes(client.answer(2).data) == b"cba"
+        assert "tasks of address test could not be computed" in caplog.text
 
 
 class TestDrain:
