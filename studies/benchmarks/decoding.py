@@ -23,6 +23,7 @@ from studies.benchmarks import language
 from studies.benchmarks.frontier import HEADER_BYTES, REPLY_BYTES, EchoClient
 from studies.benchmarks.processes import cloud, echo
 from studies.benchmarks.row import Line, Options, Row
+from studies.benchmarks.stream import through
 from studies.benchmarks.timing import Spread, ratio, timed, wall_ns
 
 LANGUAGE = "studies.benchmarks.language"
@@ -30,6 +31,8 @@ PROMPT, WORDS = 64, 32
 LARGE, SMALL, WIDE = "language_16x768", "language_8x256", "language_wide"
 CUTS = {LARGE: "model.layers.7", SMALL: "model.layers.3", WIDE: "model.layers.0"}
 RATIO, MILLISECONDS, FIRST, BYTES = 1.05, 1.0, 1.1, 8.6
+LINKS = (20, 40)
+"""Round trips of links (ms) that a relay makes."""
 
 
 def measure(options: Options) -> Row:
@@ -41,6 +44,7 @@ def measure(options: Options) -> Row:
             details[name] = {"whole": whole, "split": split}
             lines += _lines(name, whole, split, records)
             lines.append(_echoed(name, options))
+            lines += [_far(address, name, milliseconds, split, options) for milliseconds in LINKS]
         lines.append(_bytes(address, options))
     return Row(tuple(lines), details)
 
@@ -153,6 +157,15 @@ def _echoed(name: str, options: Options) -> Line:
     if name == LARGE:
         return Line(what, ratio(times["echo"], times["whole"]), "x", None, note)
     return Line(what, found["echo"].median - found["whole"].median, "ms", None, note)
+
+
+def _far(address: str, name: str, milliseconds: int, near: dict[str, list[int]], options: Options) -> Line:
+    """Return what a link adds to a token. ``near``: times over loopback."""
+    with through(address, (milliseconds / 2e3, 0.0)) as far:
+        _, split, _ = _measured(far, name, options)
+    there, here = (statistics.median(times["later"]) / 1e6 for times in (split, near))
+    note = f"{there:.2f} ms against {here:.2f} ms over loopback"
+    return Line(f"{name}: ... more over a link of {milliseconds} ms", there - here, "ms", None, note)
 
 
 def _bytes(address: str, options: Options) -> Line:
