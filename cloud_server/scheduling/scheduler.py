@@ -526,13 +526,17 @@ class Workers:
             thread.join(timeout)
 
     def _run(self) -> None:
-        while tasks := self.scheduler.next_batch():
+        running = True
+        while running:
+            tasks: list[Task] = []
             try:
-                self._do(tasks)
+                tasks = self.scheduler.next_batch()
+                running = bool(tasks)
+                if running:
+                    self._do(tasks)
             except BaseException:  # the other tasks need this thread
-                log.exception(
-                    "tasks of %s could not be computed", ", ".join(sorted({task.payer.account for task in tasks}))
-                )
+                accounts = ", ".join(sorted({task.payer.account for task in tasks})) or "an unknown account"
+                log.exception("tasks of %s could not be computed", accounts)
             del tasks  # otherwise a request's payload would live until the next request
 
     def _do(self, tasks: list[Task]) -> None:

@@ -259,3 +259,21 @@ def test_a_worker_survives_a_task_that_raises(error: BaseException, caplog: pyte
     assert done.wait(PATIENCE)
     workers.stop()
     assert "tasks of a could not be computed" in caplog.text
+
+
+def test_a_worker_survives_a_batch_that_cannot_be_put_together(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler, done = Scheduler(1, BatchLimits(rows=4)), threading.Event()
+
+    def failing(*_: object) -> list[str]:
+        raise RuntimeError("a bug")
+
+    def work() -> bool:
+        done.set()
+        return True
+
+    workers = Workers(scheduler, 1)
+    scheduler.add(Task(bool, Payer("a"), batch_key="key", compatible_keys=failing))
+    scheduler.add(Task(work, Payer("b")))
+    assert done.wait(PATIENCE)
+    workers.stop()
+    assert "tasks of an unknown account could not be computed" in caplog.text
