@@ -33,7 +33,7 @@ from cloud_server.config import composed
 from cloud_server.models import Identity
 from cloud_server.processes.worker import die_with
 from shared_hooks import WrappedModel
-from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, SpecError
+from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, SpecError, logged
 from shared_hooks.files import write_json
 from shared_hooks.modules import INPUT
 from shared_hooks.verification import DIFFERS, EXACT, REFUSED
@@ -169,12 +169,11 @@ class Trials:
                     return
                 identity, cut, nbytes, done = self._waiting.popleft()
                 is_open = self._is_open(identity, cut)
-            try:
-                if is_open:
+            if is_open:
+                with logged(log, f"a trial of cut {cut[:80]} of model {identity.model_id}"):
                     self._learn(identity, cut, nbytes)
+            with logged(log, "a request that has waited for a trial"):
                 done()
-            except Exception:
-                log.exception("a trial of cut %s of model %s", cut[:80], identity.model_id)
 
     def _verdict(self, identity: Identity, cut: str) -> str | None:
         return self._known.get(_digest_of(identity), {}).get(cut) if self._wants(identity) else None
@@ -200,10 +199,13 @@ class Trials:
 
     def _learn(self, identity: Identity, cut: str, nbytes: int) -> None:
         digest = _digest_of(identity)
-        found = self._trial(identity.model_id, cut, nbytes)
-        with self._lock:
-            self._tried.add((digest, cut))
-            found = self._known[digest] = {**self._known[digest], **found}
+        found: dict[str, str] = {}
+        try:
+            found = self._trial(identity.model_id, cut, nbytes)
+        finally:  # also if no process can be started: requests wait for the end of it
+            with self._lock:
+                self._tried.add((digest, cut))
+                found = self._known[digest] = {**self._known[digest], **found}
         if cut not in found:
             what = "cut %s of model %s could not be tried: it is served as far as its code was understood"
             log.warning(what, cut[:80], identity.model_id)

@@ -124,6 +124,19 @@ def test_a_folder_that_cannot_be_written_to_costs_another_trial_only(monkeypatch
     tried(trials, identity("doubled"), "0")
 
 
+def test_a_trial_that_cannot_be_started_delays_no_request_for_good(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise OSError("no process can be started")
+
+    monkeypatch.setattr("cloud_server.processes.trials.subprocess.Popen", none)
+    mine, trials = identity("doubled"), Trials([], folder=tmp_path)
+    for _ in range(2):
+        tried(trials, mine, "0")
+    assert trials.trials == 1 and "no process can be started" in caplog.text
+
+
 def test_requests_wait_for_a_running_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mine, trials = identity("doubled"), Trials([], folder=tmp_path)
     begun, continues, over = threading.Event(), threading.Event(), list[int]()
