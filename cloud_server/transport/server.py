@@ -159,6 +159,20 @@ def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
     ]
 
 
+class CallThreads(futures.ThreadPoolExecutor):
+    """The threads of a gRPC server's calls. Where the system has none to give, a call waits for one that is free.
+
+    gRPC takes calls in one thread, which would end at the error, and with it the server: neither another call nor its
+    own stop would come to an end.
+    """
+
+    def _adjust_thread_count(self) -> None:  # CPython's `submit` calls it with the call in the queue
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError as error:
+            log.error("%s: a call waits until another has ended", error)
+
+
 class GrpcListener:
     """A gRPC server. ``address`` is HOST:PORT, ``port`` the real one. ``services``: whose health is reported.
 
@@ -180,7 +194,7 @@ class GrpcListener:
     ) -> None:
         self._auth = auth
         self.server = grpc.server(
-            futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
+            CallThreads(threads, thread_name_prefix="isthmus-grpc"),
             options=[
                 *options(max_message_bytes, threads),
                 # Unless requested, a second server on the same port is a mistake, not a balanced pair.

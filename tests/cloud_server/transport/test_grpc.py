@@ -282,3 +282,21 @@ def test_drain(server: CloudServer, channel: grpc.Channel) -> None:
 def test_address_that_cannot_be_used(server: CloudServer, address: str) -> None:
     with pytest.raises(SpecError, match="listen"):
         CloudServer(Core([FakeEngine()]), address.replace("PORT", str(server.port)))
+
+
+@pytest.mark.parametrize("name", ["isthmus-grpc", "isthmus-receive"])
+def test_a_system_without_a_free_thread_delays_or_fails_calls_and_the_server_stays(
+    name: str, server: CloudServer, channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def failing(self: threading.Thread) -> None:
+        if self.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", failing)
+        with pytest.raises(grpc.RpcError):
+            next(split_pb2_grpc.SplitStub(channel).Session(iter([hello("early")]), timeout=2))
+    still_serves(channel)
