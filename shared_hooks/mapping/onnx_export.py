@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import os
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -511,8 +513,13 @@ def write(model: onnx_ir.Model, side: Mapping[str, Any], path: str | Path) -> No
     import onnx_ir
 
     weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    target = Path(path)
     try:
-        onnx_ir.save(model, path, external_data=f"{Path(path).name}.data" if weights > LARGE else None)
-        sidecar_path(path).write_text(json.dumps(side, indent=1) + "\n", encoding="utf-8")
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+            made = Path(folder, target.name)
+            onnx_ir.save(model, made, external_data=f"{target.name}.data" if weights > LARGE else None)
+            sidecar_path(made).write_text(json.dumps(side, indent=1) + "\n", encoding="utf-8")
+            for file in Path(folder).iterdir():
+                os.replace(file, target.with_name(file.name))
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -57,6 +58,21 @@ def test_files_are_written_and_checked(capsys: Captured, tmp_path: Path, monkeyp
     monkeypatch.setattr(onnx_halves, "check_run", lambda *_: wrong)
     assert main(["hierarchy", "--model", str(small), "--onnx", whole, "--validate"]) == 1
     assert "WRONG  d.onnx: runs, as torch: planted" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_the_files_of_before(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "d.onnx"
+    file.write_bytes(b"a good one")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)  # of the second file
+    assert main(["hierarchy", "--model", "digits", "--onnx", str(file)]) == 2
+    assert "cannot be written: No space left on device" in complaint(capsys)
+    assert [one.name for one in tmp_path.iterdir()] == ["d.onnx"] and file.read_bytes() == b"a good one"
 
 
 @pytest.mark.parametrize(
