@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from edge_client import dial
 from edge_client.answer import Answer
 from edge_client.call import Call
 from edge_client.choosing import chooser_of
@@ -144,7 +145,7 @@ class ClientCore:
         if first:
             self.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
         self._stop()
-        if self._connection is not None:
+        if self._connection is not None and not dial.is_forked:  # there it is the other process's
             self._connection.close()
         self.wrapped.detach()
         if first:
@@ -302,6 +303,8 @@ class ClientCore:
         return self._connection.welcome if self._connection else None
 
     def _refuse_closed(self) -> None:
+        if dial.is_forked:
+            dial.check_process()
         if self._closed:
             raise Cancelled("the client is closed")
 

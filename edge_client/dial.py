@@ -6,6 +6,7 @@ It does not load torch, so that a health check (``deploy/health.py``) can start 
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -197,6 +198,32 @@ RECEIVED_BYTES: Final = 64 << 20
 """The largest message; larger data come in chunks."""
 
 
+has_dialled = False
+is_forked = False
+"""Whether this process was forked from one that had opened a channel, on which none works: gRPC's threads are missing,
+and what is written to an inherited connection arrives in the middle of what its owner sends.
+"""
+
+
+def _in_child() -> None:
+    global is_forked
+    is_forked = is_forked or has_dialled
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def check_process() -> None:
+    """Raise SpecError if this process was forked from one that had opened a channel."""
+    if is_forked:
+        raise SpecError(
+            "this process was forked from one that is a client of a server, and cannot be one itself: start processes "
+            'by "spawn" or "forkserver" (multiprocessing.get_context, multiprocessing_context of a DataLoader), and '
+            "make a client in each"
+        )
+
+
 class ChannelArguments(Protocol):
     """Further channel arguments (`KeepAlive`)."""
 
@@ -210,8 +237,11 @@ def dial(
     """Return a new channel to ``HOST:PORT``; nothing is sent yet. Without ``keep_alive`` silent peers are not detected.
 
     ``credentials``: None for plain text, with the environment's token if there is one. Raises SpecError for files that
-    cannot be read, and for a token that would be sent unencrypted to another machine.
+    cannot be read, for a token that would be sent unencrypted to another machine, and as `check_process`.
     """
+    global has_dialled
+    check_process()
+    has_dialled = True
     credentials = credentials or Credentials()
     loopback = is_loopback(server)
     options: list[tuple[str, int | str]] = [

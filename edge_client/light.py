@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from edge_client import light_codecs
 from edge_client.credentials import Credentials
-from edge_client.dial import check_address, dial
+from edge_client.dial import check_address, check_process, dial
 from protos.inference import inference_pb2
 from shared_hooks import picture
 from shared_hooks.errors import (
@@ -410,6 +410,7 @@ class LightClient:
             listener(what)
 
     def _answered(self, args: Sequence[Array], kwargs: Mapping[str, Array], cut: str, deadline: float) -> LightAnswer:
+        check_process()
         began = time.perf_counter_ns()
         feeds = self._feeds(args, kwargs)
         done, difference, nbytes, why = began, self.heads.whole_difference, 0, ""

@@ -1,0 +1,61 @@
+"""A process that is forked from a client's refuses to be one by name: gRPC would hang there, and disturb its parent's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.edge_client.test_processes import CloudProcess
+from tests.starts import ROOT
+
+PROGRAM = """
+import os
+import sys
+
+import torch
+
+from edge_client import EdgeClient
+from edge_client.model_choice import ModelChoice
+from shared_hooks.errors import SpecError
+
+address, x = sys.argv[1], torch.zeros(1, 1, 16, 16)
+
+
+def made():
+    return EdgeClient(address, ModelChoice("digits", device="cpu", threads=1), "pool")
+
+
+def refused(use):
+    try:
+        use()
+    except SpecError as error:
+        return "was forked" in str(error)
+    return False
+
+
+with made() as client:
+    before = client.infer(x).output
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            right = refused(lambda: client.infer(x)) and refused(lambda: made().open())
+            client.close()
+            status = 0 if right else 2
+        finally:
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), torch.equal(client.infer(x).output, before))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_forked_process_is_no_client_and_its_parent_remains_one() -> None:
+    server = CloudProcess("--model", "digits")
+    try:
+        words = [sys.executable, "-W", "ignore", "-c", PROGRAM, server.address]  # 3.12 warns of forks with threads
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    finally:
+        server.end()
+    assert done.stdout.split() == ["0", "True"], done.stderr
