@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from types import FrameType
 
-from shared_hooks.command_line import quiet_libraries
+from shared_hooks.command_line import open_closed_streams, quiet_libraries
 
 INTERRUPTED = 128 + signal.SIGINT
 USAGE = 2
@@ -19,6 +19,7 @@ NEEDED = {"grpc_reflection": "grpcio-reflection", "prometheus_client": "promethe
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command (`cloud_server.cli.main`); returns its exit status."""
+    open_closed_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port in use is reported by our own line, not by gRPC's
     words = sys.argv[1:] if argv is None else list(argv)
     # Until the server is up and drains on Ctrl-C, there is nothing to shut down cleanly. An exception might be caught

@@ -14,7 +14,7 @@ from typing import Final
 from edge_client import interrupts
 from edge_client.commands import common
 from edge_client.user_text import by_command
-from shared_hooks.command_line import quiet_libraries
+from shared_hooks.command_line import open_closed_streams, quiet_libraries
 
 ALONE: Final = ("run", "watch", "dashboard", "compare", "doctor", "hooks")
 """Commands with a module of their own."""
@@ -22,6 +22,7 @@ ALONE: Final = ("run", "watch", "dashboard", "compare", "doctor", "hooks")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit status (`edge_client.commands.common`)."""
+    open_closed_streams()
     with interrupts.ends_at_once():
         return _main(argv)
 
@@ -118,8 +119,9 @@ def _run(options: argparse.Namespace) -> int:
                 raise
             if isinstance(error, ModuleNotFoundError) and error.name == "torch":
                 return _complain("PyTorch is not installed here; `run --heads DIR` needs none (edge-client export)")
-            if isinstance(error, OSError) and error.filename is not None:
-                return _complain(f"{error.filename}: {error.strerror}")
+            if isinstance(error, OSError) and error.strerror:
+                where = "" if error.filename is None else f"{error.filename}: "
+                return _complain(f"{where}{error.strerror}" if where else f"{error.strerror} (--debug shows where)")
             return _complain(f"{type(error).__name__}: {error} (--debug shows where)")
     except KeyboardInterrupt:
         interrupts.acknowledge()

@@ -104,7 +104,7 @@ def settings_file() -> Path | None:
     """Return the first settings file that exists."""
     from pathlib import Path
 
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # as it is without a home
     places = (Path(FILE_NAME), Path(home) / "isthmus" / "config.toml")
     return next((place for place in places if place.is_file()), None)
 

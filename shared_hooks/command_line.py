@@ -142,6 +142,20 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def open_closed_streams() -> None:
+    """Open the null device in place of standard streams that the caller has closed, as some service managers do.
+
+    Otherwise the next file or socket gets their number, and what C++ prints would go into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, and so this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, open(opened, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def quiet_libraries() -> None:
     """Hide progress bars of libraries that a model's code uses (transformers). Call it before they are loaded."""
     for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):

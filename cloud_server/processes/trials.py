@@ -265,8 +265,10 @@ class Trials:
 
 
 def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "isthmus" / "trials"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if home.startswith("~"):
+        home = os.devnull  # a user without a home, as in some containers: nothing is kept
+    return Path(home) / "isthmus" / "trials"
 
 
 @functools.cache

@@ -12,6 +12,7 @@ reported by the codec's name (`Guarded`).
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Collection, Iterator
@@ -208,7 +209,7 @@ def register(reference: str, folder: Path | None = None) -> str:
     """
     folder = Path.cwd() if folder is None else folder
     if reference.startswith(learned.PREFIX):
-        file = (folder / Path(reference.removeprefix(learned.PREFIX)).expanduser()).resolve()
+        file = (folder / os.path.expanduser(reference.removeprefix(learned.PREFIX))).resolve()
         found: Codec = learned.read(file)
         reference = f"{learned.PREFIX}{file}"
     else:

@@ -110,3 +110,26 @@ def test_help_shows_a_dozen_options_and_help_all_every_one(command: str, capsys:
     assert f"{len(options) - shown} more options: edge-client {command} --help all" in short
     for one in options:
         assert any(line.startswith(f"  {one.option_strings[0]}") for line in whole.splitlines()), one.option_strings
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks where the streams lead")
+@pytest.mark.parametrize("closed", ["0<&- 1>&- 2>&-", "1>&-", "2>&-", "0<&-"])
+def test_closed_standard_streams_are_the_null_device(closed: str) -> None:
+    program = """
+import os, sys
+from shared_hooks.command_line import open_closed_streams
+were = [number for number in range(3) if not os.path.exists(f"/proc/self/fd/{number}")]
+open_closed_streams()
+print(sys.stdin.read(0), flush=True)
+print("an error", file=sys.stderr, flush=True)
+led = [os.readlink(f"/proc/self/fd/{number}") == os.devnull for number in were]
+os._exit(3 if led and all(led) else 1)
+"""
+    command = f'exec "$0" -c "$1" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, program],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        timeout=120,
+    )
+    assert done.returncode == 3

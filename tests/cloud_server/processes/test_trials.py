@@ -183,3 +183,12 @@ def test_a_trial_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.Monkey
     trials.close()
     assert over.wait(PATIENCE) and process is not None and process.wait(PATIENCE) != 0
     assert not trials.wait(mine, "1", 100, over.set)
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as of a user that no file of users names
+    trials, mine = Trials([]), identity("doubled")
+    monkeypatch.setattr(trials, "_trial", lambda *_: {"0": "exact"})
+    tried(trials, mine, "0")
+    assert not Path("~").exists()
