@@ -422,8 +422,10 @@ class Worth:
 
 
 _HOOKED = ("generate", "_get_candidate_generator", "prepare_inputs_for_generation")
-_LENGTH = "next_sequence_length"
-"""Tells `prepare_inputs_for_generation` how many tokens a state has not read; new in transformers 5.4."""
+_OLDEST = 5, 18
+"""The first release of transformers whose drafts are right after a state that has read a part of the text: before, some
+models wrote other tokens, in silence.
+"""
 
 
 class Drafting:
@@ -432,7 +434,7 @@ class Drafting:
     send the next drafts while earlier ones are verified, if measurements show that this pays; or a `Worth` that
     measures over several generations.
 
-    Raises InputMismatch for a model that is not transformers', or of a release before 5.4, and in ``generate()`` for
+    Raises InputMismatch for a model that is not transformers', or of a release before 5.18, and in ``generate()`` for
     several rows at once.
     """
 
@@ -447,9 +449,9 @@ class Drafting:
     ) -> None:
         if not all(hasattr(type(model), name) for name in _HOOKED):
             raise InputMismatch(f"{type(model).__name__} has no generate() of transformers that takes drafts")
-        mixin: Any = next((base for base in type(model).__mro__ if base.__name__ == "GenerationMixin"), None)
-        if mixin and _LENGTH not in inspect.signature(mixin.prepare_inputs_for_generation).parameters:
-            raise InputMismatch("drafts need transformers 5.4 or later: the one installed reads a state's tokens again")
+        release = importlib.import_module("transformers").__version__
+        if tuple(map(int, release.split(".")[:2])) < _OLDEST:
+            raise InputMismatch(f"drafts need transformers {_OLDEST[0]}.{_OLDEST[1]} or later: {release} is installed")
         self.pace: Pace = Measured() if pace is None else pace
         self.tally = DraftTally()
         self._model = model

@@ -1,4 +1,4 @@
-"""A process that is forked from a client's refuses to be one by name: gRPC would hang there, and disturb its parent's."""
+"""A process that is forked from a client's refuses to be one, by name: gRPC would hang there and disturb its parent."""
 
 from __future__ import annotations
 
