@@ -63,6 +63,14 @@ PROVIDERS: Final = {
     "qnn": "QNNExecutionProvider",
 }
 """Short names of onnxruntime's execution providers, whose own names are accepted, too."""
+VERSION: Final = 2
+"""The version of a folder's manifest."""
+EXAMPLE: Final = "example.npz"
+"""The model's example (``input/0``, ...) and elements of what each file gives for it (``FILE/0``, at ``FILE/0.at``)."""
+ELEMENTS: Final = 256
+"""The elements of each tensor by which a device compares its onnxruntime with the one at the export."""
+MOST_OFF: Final = 0.01
+"""The largest difference there, as a share of the largest magnitude: rounding, TF32 and half precision are below it."""
 MOST_SIZES: Final = 32
 """The maximum number of dimensions of an output."""
 TRIES: Final = 3
@@ -183,6 +191,31 @@ class LightHead:
     """The expected differences of answers with a lossy codec."""
 
 
+def elements(array: Array) -> tuple[Array, Array]:
+    """Return positions in the flattened array, evenly spaced, with that of the largest magnitude; and what is there."""
+    flat = np.asarray(array).reshape(-1)
+    at = np.linspace(0, max(flat.size - 1, 0), min(flat.size, ELEMENTS)).astype(np.int64)
+    if flat.size:
+        numbers = flat.astype(np.float64)
+        at = np.unique(np.append(at, np.abs(np.where(np.isfinite(numbers), numbers, 0)).argmax()))
+    return at, flat[at]
+
+
+def apart(array: Array, at: Array, wanted: Array) -> float:
+    """Return the largest difference from the `elements` of another array, as a share of their largest magnitude;
+    infinite for other positions of non-finite values, and a smaller array.
+    """
+    flat = np.asarray(array).reshape(-1)
+    if at.size and at[-1] >= flat.size:
+        return math.inf
+    found, wanted = flat[at].astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(wanted)
+    if not np.array_equal(found[~finite], wanted[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
+        return math.inf
+    most = float(np.abs(wanted[finite]).max(initial=0.0))
+    return float(np.abs(found[finite] - wanted[finite]).max(initial=0.0)) / (most or 1.0)
+
+
 class HeadFolder:
     """A folder of `edge_client.export`. Raises SpecError for another folder, or one with changed files."""
 
@@ -196,7 +229,7 @@ class HeadFolder:
         except (ValueError, RecursionError) as error:
             raise SpecError(f"{file} is not JSON: {error}") from error
         try:
-            if known["format"] != "isthmus-heads" or known["version"] != 1:
+            if known["format"] != "isthmus-heads" or known["version"] != VERSION:
                 raise ValueError(f"format {known['format']!r}, version {known['version']!r}")
             self.model, self.weights = str(known["model"]), str(known["weights"])
             self.inputs = _tensors(known["inputs"])
@@ -225,9 +258,12 @@ class HeadFolder:
             digests = {str(name): str(digest) for name, digest in known["sha256"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SpecError(f"{file} is no manifest of heads: {type(error).__name__}: {error}") from error
-        files = {*(one.file for one in self.heads.values()), *([self.whole] if self.whole else [])}
+        files = {EXAMPLE, *(one.file for one in self.heads.values()), *([self.whole] if self.whole else [])}
         for name in files | digests.keys():
             self._check(name, digests.get(name, ""))
+        with np.load(self.folder / EXAMPLE, allow_pickle=False) as example:
+            self.example: dict[str, Array] = dict(example)
+            """See `EXAMPLE`."""
 
     @property
     def cuts(self) -> list[str]:
@@ -318,7 +354,10 @@ class LightClient:
     answer; the folder must contain it (``export(whole=True)``). ``codec``: one of `edge_client.light_codecs`, or
     "learned:FILE" of `edge_client.learn`, for what crosses; the manifest lists the effect of those that were measured.
 
-    Raises SpecError (also for a provider that this onnxruntime lacks) and UnknownLayer.
+    Before a head is first used, what it gives for the model's example is compared with what it gave at the export:
+    another release of onnxruntime, another provider or processor may be wrong.
+
+    Raises SpecError (also for a provider that this onnxruntime lacks, and a head that is wrong here) and UnknownLayer.
     """
 
     def __init__(
@@ -536,10 +575,38 @@ class LightClient:
 
             try:
                 where = str(self.heads.folder / file)
-                self._sessions[file] = onnxruntime.InferenceSession(where, self._options(), providers=[self.provider])
+                session = onnxruntime.InferenceSession(where, self._options(), providers=[self.provider])
             except Exception as error:  # onnxruntime has no single class for what a file may contain
                 raise SpecError(f"{self.heads.folder / file} cannot be loaded: {str(error).splitlines()[0]}") from error
+            self._prove(file, session)
+            self._sessions[file] = session
         return self._sessions[file]
+
+    def _prove(self, file: str, session: Any) -> None:
+        """Raise SpecError if a file gives something else for the example than where it was exported."""
+        import onnxruntime
+
+        example = self.heads.example
+        if f"{file}/0" not in example:
+            return
+        inputs = {one.name: example[f"input/{number}"] for number, one in enumerate(self.heads.inputs)}
+        where = f"{self.heads.folder / file}, in onnxruntime {onnxruntime.__version__} by {self.provider}"
+        try:
+            found = session.run(None, {one.name: inputs[one.name] for one in session.get_inputs()})
+        except Exception as error:
+            raise SpecError(f"{where}, fails on the model's example: {str(error).splitlines()[0]}") from error
+        off = max(
+            (
+                apart(array, example[f"{file}/{number}.at"], example[f"{file}/{number}"])
+                for number, array in enumerate(found)
+            ),
+            default=0.0,
+        )
+        if off > MOST_OFF:
+            raise SpecError(
+                f"{where}, is wrong: for the model's example it differs by {off:.1e} of the largest element from what "
+                "it gave at the export (use another release or provider)"
+            )
 
     def _options(self) -> Any:
         import onnxruntime

@@ -7,13 +7,15 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
-from edge_client.light import HeadFolder, LightClient
+from edge_client.light import EXAMPLE, VERSION, HeadFolder, LightClient, elements
 from edge_client.light_codecs import ROUNDING
 from edge_client.options import ExportOptions
 from edge_client.screen import Row, Tabular, one_line, printable, size
@@ -35,7 +37,7 @@ from shared_hooks.crossing import (
     named_crossing,
 )
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError
-from shared_hooks.files import write_json
+from shared_hooks.files import write_json, write_whole
 from shared_hooks.mapping import onnx_export
 from shared_hooks.mapping.onnx_export import ExportFailed, Free, outputs_of
 from shared_hooks.mapping.onnx_export import check as needs
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
     import onnx_ir
 
 FORMAT: Final = "isthmus-heads"
-VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
 WEIGHTS: Final = "weights.bin"
 WHOLE: Final = "whole.onnx"
@@ -615,8 +616,24 @@ class Writer:
         }
         written = [*(one.file for one in heads if not one.refused), *([] if whole_difference is None else [WHOLE])]
         written += [WEIGHTS] if (self.folder / WEIGHTS).exists() else []
+        self._save_example([name for name in written if name != WEIGHTS])
+        written.append(EXAMPLE)
         found["sha256"] = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in written}
         write_json(self.folder / MANIFEST, found, option("output"))
+
+    def _save_example(self, files: Sequence[str]) -> None:
+        """Save the example and what each file gives for it, by which a device proves its runtime (`light.EXAMPLE`)."""
+        found = {f"input/{number}": array for number, array in enumerate(self.feeds().values())}
+        for file in files:
+            with suppress(CutRefused):  # it fails on the example, as the model does
+                for number, given in enumerate(self._ran(file, self.samples[0]).values()):
+                    found[f"{file}/{number}.at"], found[f"{file}/{number}"] = elements(given.numpy())
+        write_whole(self.folder / EXAMPLE, lambda path: _savez(path, found), option("output"))
+
+
+def _savez(path: Path, arrays: Mapping[str, Any]) -> None:
+    with path.open("wb") as file:  # by name, another suffix is added
+        np.savez_compressed(file, **arrays)
 
 
 def _off_in_units(one: NamedTensor, given: Mapping[str, torch.Tensor], own: EarlyOutput) -> float:

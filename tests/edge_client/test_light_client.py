@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from torch import nn
 
 import edge_client
 from edge_client import LightClient, ModelChoice, local_server
-from edge_client.light import HeadFolder, LightAnswer, provider_of
+from edge_client.light import HeadFolder, LightAnswer, apart, elements, provider_of
 from edge_client.light_codecs import CODECS, ROUNDING
 from edge_client.live import LightDashboard
 from protos.inference import inference_pb2
@@ -102,6 +106,48 @@ def test_arrays_by_place_and_by_name(server: str, heads: Path, images: list[np.n
         ):
             with pytest.raises(InputMismatch):
                 client.infer(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (lambda array: array * 1.05, "is wrong: for the model's example it differs by 5.0e-02 of the largest element"),
+        (lambda array: array[:1, :1], "is wrong"),
+        (lambda array: np.where(array == array.max(), np.nan, array), "is wrong"),
+        (lambda array: 1 / 0, "fails on the model's example: division by zero"),
+        (lambda array: array * 1.001, ""),  # as by TF32
+    ],
+)
+def test_a_runtime_that_is_wrong_on_the_example_is_refused(
+    wrong: Any, reason: str, heads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def run(self, *given: Any) -> Any:
+            return [wrong(array) for array in super().run(*given)]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Other)
+    if not reason:
+        LightClient("127.0.0.1:1", heads, CUTS[1]).close()
+        return
+    with pytest.raises(SpecError, match=f"in onnxruntime {onnxruntime.__version__} by CPUExecutionProvider, {reason}"):
+        LightClient("127.0.0.1:1", heads, CUTS[1])
+    with LightClient("127.0.0.1:1", heads, "auto", fallback="edge") as client, pytest.raises(SpecError, match=reason):
+        client.infer(*client.heads.zeros(CUTS[0]))
+
+
+@given(
+    arrays(np.float32, array_shapes(max_dims=3, min_side=0, max_side=40), elements=st.floats(width=32)),
+    st.integers(0, 2**32 - 1),
+)
+def test_elements_are_those_of_the_array(array: np.ndarray[Any, Any], seed: int) -> None:
+    at, wanted = elements(array)
+    assert len(at) <= 257 and np.array_equal(np.unique(at), at) and apart(array, at, wanted) == 0
+    finite = np.isfinite(array)
+    if finite.any() and np.abs(array[finite]).max() > 0:
+        most = np.abs(np.where(finite, array, 0)).argmax()
+        other = array.copy().reshape(-1)
+        other[most] = -other[most]
+        assert apart(other, at, wanted) > 0.01
 
 
 def test_auto_takes_an_available_head(server: str, heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
