@@ -104,13 +104,18 @@ def pack(values: Sequence[Any], datatype: str, where: str, *, finite: bool = Fal
     wanted: tuple[type, ...] = (bool,) if datatype == "BOOL" else (int,) if "INT" in datatype else (int, float)
     if any(type(value) not in wanted for value in values):
         raise InputMismatch(f"{where}: an element is no {datatype}")
+    too_large = InputMismatch(f"{where}: an element does not fit into {datatype}")
+    if "INT" in datatype and values:
+        most = np.iinfo(kind)
+        if min(values) < most.min or max(values) > most.max:  # before numpy 2 it would be wrapped
+            raise too_large
     try:
         with np.errstate(over="ignore"):
             found = np.array(values, dtype=kind)
     except (OverflowError, ValueError) as error:
-        raise InputMismatch(f"{where}: an element does not fit into {datatype}") from error
+        raise too_large from error
     if datatype.startswith("FP") and not np.isfinite(found).all() and (finite or np.isfinite(values).all()):
-        raise InputMismatch(f"{where}: an element does not fit into {datatype}")
+        raise too_large
     return memoryview(found.tobytes())
 
 
