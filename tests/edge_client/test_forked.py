@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 from tests.edge_client.test_processes import CloudProcess
-from tests.starts import ROOT
+from tests.starts import ROOT, run
 
 PROGRAM = """
 import os
 import sys
+import warnings
 
 import torch
 
@@ -20,6 +20,7 @@ from edge_client import EdgeClient
 from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import SpecError
 
+warnings.simplefilter("ignore")  # Python 3.12 warns of forks with threads
 address, x = sys.argv[1], torch.zeros(1, 1, 16, 16)
 
 
@@ -54,8 +55,7 @@ with made() as client:
 def test_a_forked_process_is_no_client_and_its_parent_remains_one() -> None:
     server = CloudProcess("--model", "digits")
     try:
-        words = [sys.executable, "-W", "ignore", "-c", PROGRAM, server.address]  # 3.12 warns of forks with threads
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        done = run([sys.executable, "-c", PROGRAM, server.address], cwd=ROOT, timeout=120)
     finally:
         server.end()
     assert done.stdout.split() == ["0", "True"], done.stderr
