@@ -21,6 +21,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -360,8 +361,9 @@ class _Forwarded:
             self._sends += exchange.sends
             log.warning("%s: %s; %s is asked", way.connection.address, error, self._addresses[0])
             # not in this thread: the caller may hold the connection's lock
-            threading.Thread(target=self.send_next, name="isthmus-chain-retry", daemon=True).start()
-            return
+            with suppress(RuntimeError):  # no thread can be started
+                threading.Thread(target=self.send_next, name="isthmus-chain-retry", daemon=True).start()
+                return
         self._end(error, exchange)
 
     def _end(self, error: IsthmusError | None, exchange: Exchange | None = None) -> None:

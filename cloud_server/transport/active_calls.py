@@ -98,7 +98,10 @@ class ActiveCalls:
         if leaving:
             timer = threading.Timer(LEAVE_SECONDS, lambda: self._cut(leaving))
             timer.daemon = True
-            timer.start()
+            try:
+                timer.start()
+            except RuntimeError:  # no thread can be started: they have no time to leave by themselves
+                self._cut(leaving)
 
     def _cut(self, leaving: list[_Guest]) -> None:
         """Cut those calls that are still in progress."""

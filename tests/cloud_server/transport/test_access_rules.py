@@ -18,9 +18,10 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, ResponseReceived, StreamReset, TrailersReceived
 
 from cloud_server import access
-from cloud_server.access import Register, Tls, entry, hash_of, new_token
+from cloud_server.access import CallCredentials, Caller, Register, Tls, entry, hash_of, new_token
 from cloud_server.core import Core
 from cloud_server.transport import CloudServer
+from cloud_server.transport.active_calls import ActiveCalls
 from cloud_server.transport.authentication import AuthInterceptor
 from edge_client.credentials import Credentials
 from edge_client.dial import _Headers
@@ -528,3 +529,25 @@ class TestCertificatesAsIdentities:
         certificate, key = certificates.client(name).write(tmp_path, "edge")
         with serving(certificates.tls(tmp_path, mutual=True), self.TEXT, tmp_path) as address:
             welcomed(address, ca=certificates.ca_file(tmp_path), certificate=certificate, key=key, token=ALICE)
+
+
+def test_callers_that_are_revoked_leave_at_once_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rules:
+        known = True
+
+        def caller(self, peer: str, shown: object) -> Caller:
+            if not self.known:
+                raise NotAuthenticated("revoked")
+            return Caller(peer)
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rules, ended, reasons = Rules(), threading.Event(), list[str]()
+    calls = ActiveCalls(rules)  # type: ignore[arg-type]
+    calls.enter("a call", "peer", CallCredentials(), ended.set)
+    calls.when_sent_away("a call", lambda error: reasons.append(str(error)))
+    rules.known = False
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    calls.look_again()
+    assert ended.is_set() and reasons == ["revoked"]
