@@ -28,19 +28,24 @@ MODELS = [
 
 
 @needs_compiler
-def test_heads_and_tails_on_two_devices_and_a_service_between() -> None:
-    """One process after the other: the first one builds the device."""
-    for words in (
-        ["--only", *MODELS],
-        ["--only", "staging", "metrics and observers", "out of memory", "parts"],
-    ):
-        module = "studies.device" if words[1] in MODELS else "studies.device.service"
-        done = subprocess.run(
-            [sys.executable, "-m", module, *words], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        wanted = f"{len(MODELS)} exact" if module == "studies.device" else "by pinned memory"
-        assert wanted in done.stdout, done.stdout
+@pytest.mark.parametrize(
+    ("module", "cases", "printed"),
+    [
+        ("studies.device", MODELS, f"{len(MODELS)} exact"),
+        ("studies.device.service", ["staging", "metrics and observers", "out of memory", "parts"], "by pinned memory"),
+    ],
+)
+def test_heads_and_tails_on_two_devices_and_a_service_between(module: str, cases: list[str], printed: str) -> None:
+    """In a process of its own, of which the first one builds the device, while others wait for it."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--only", *cases],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
 
 
 def test_the_page_has_the_kept_figures() -> None:
