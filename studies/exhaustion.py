@@ -114,23 +114,39 @@ def measure(kinds: list[str], share: float, seconds: float, seed: int, words: li
     ):
         over = threading.Event()
         clients = [Asking(address, cut, over) for cut in CUTS]
-        until = time.monotonic() + 120
-        while not all(client.counts["right"] > 4 for client in clients) and time.monotonic() < until:
-            time.sleep(0.1)
-        for name, number in (("while calls failed", signal.SIGUSR1), ("afterwards", signal.SIGUSR2)):
-            os.kill(pid, number)
-            if number == signal.SIGUSR1:  # new streams need new threads
-                clients += [Asking(address, cut, over) for cut in CUTS]
-            time.sleep(seconds if number == signal.SIGUSR1 else 1.0)  # what was under way
-            for client in clients if number == signal.SIGUSR2 else ():
-                client.counts.clear()
-            time.sleep(seconds if number == signal.SIGUSR2 else 0)
-            found[name] = dict(sum((client.counts for client in clients), Counter()))
+        _all_answered(clients)
+        os.kill(pid, signal.SIGUSR1)
+        clients += [Asking(address, cut, over) for cut in CUTS]  # new streams need new threads
+        time.sleep(seconds)
+        found["while calls failed"] = _counts(clients)
+        os.kill(pid, signal.SIGUSR2)
+        _all_answered(clients)  # so that what failed meanwhile is behind them
+        found["afterwards"] = _counts(clients, seconds)
         over.set()
         for client in clients:
             client.thread.join(90)
         found["clients that hang"] = {"": sum(client.thread.is_alive() for client in clients)}
     return found
+
+
+def _all_answered(clients: list[Asking]) -> None:
+    """Wait until each has had some right answers, for two minutes at most. Counts from nothing."""
+    _counts(clients)
+    until = time.monotonic() + 120
+    while not all(client.counts["right"] > 4 for client in clients) and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+def _counts(clients: list[Asking], seconds: float = 0.0) -> dict[str, int]:
+    """Return all counts since the last call; with ``seconds``, those from now on."""
+    if seconds:
+        _counts(clients)
+        time.sleep(seconds)
+    found: Counter[str] = Counter()
+    for client in clients:
+        counts, client.counts = client.counts, Counter()
+        found += counts
+    return dict(found)
 
 
 def failures(found: dict[str, dict[str, int]]) -> list[str]:
