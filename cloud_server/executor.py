@@ -288,8 +288,10 @@ class Executor:
         self._watchdog.close()
 
     def __call__(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        """Compute and answer those requests that are still wanted. Raises only what nobody foresaw: an error of the
-        server itself, after it has ended the requests, which would hold their memory and clients otherwise.
+        """Compute and answer those requests that are still wanted.
+
+        An unexpected error of the server itself fails the requests, which would otherwise hold their memory, and is
+        raised.
         """
         try:
             return self._execute(tasks)

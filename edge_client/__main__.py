@@ -120,8 +120,9 @@ def _run(options: argparse.Namespace) -> int:
             if isinstance(error, ModuleNotFoundError) and error.name == "torch":
                 return _complain("PyTorch is not installed here; `run --heads DIR` needs none (edge-client export)")
             if isinstance(error, OSError) and error.strerror:
-                where = "" if error.filename is None else f"{error.filename}: "
-                return _complain(f"{where}{error.strerror}" if where else f"{error.strerror} (--debug shows where)")
+                if error.filename is None:
+                    return _complain(f"{error.strerror} (--debug shows where)")
+                return _complain(f"{error.filename}: {error.strerror}")
             return _complain(f"{type(error).__name__}: {error} (--debug shows where)")
     except KeyboardInterrupt:
         interrupts.acknowledge()

@@ -303,8 +303,7 @@ class ClientCore:
         return self._connection.welcome if self._connection else None
 
     def _refuse_closed(self) -> None:
-        if dial.is_forked:
-            dial.check_process()
+        dial.check_process()
         if self._closed:
             raise Cancelled("the client is closed")
 

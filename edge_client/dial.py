@@ -9,6 +9,7 @@ import ipaddress
 import os
 import socket
 import ssl
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -198,16 +199,16 @@ RECEIVED_BYTES: Final = 64 << 20
 """The largest message; larger data come in chunks."""
 
 
-has_dialled = False
+_open: weakref.WeakSet[grpc.Channel] = weakref.WeakSet()
 is_forked = False
-"""Whether this process was forked from one that had opened a channel, on which none works: gRPC's threads are missing,
-and what is written to an inherited connection arrives in the middle of what its owner sends.
+"""Whether this process was forked from one with an open channel. None works then: gRPC's threads are missing, and what
+is written to an inherited connection arrives in the middle of what its owner sends.
 """
 
 
 def _in_child() -> None:
     global is_forked
-    is_forked = is_forked or has_dialled
+    is_forked = is_forked or bool(_open)
 
 
 if hasattr(os, "register_at_fork"):
@@ -215,13 +216,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_process() -> None:
-    """Raise SpecError if this process was forked from one that had opened a channel."""
+    """Raise SpecError if this process was forked from one with an open channel."""
     if is_forked:
         raise SpecError(
-            "this process was forked from one that is a client of a server, and cannot be one itself: start processes "
-            'by "spawn" or "forkserver" (multiprocessing.get_context, multiprocessing_context of a DataLoader), and '
-            "make a client in each"
+            "this process was forked from one with an open client, and cannot be a client itself: start processes by "
+            '"spawn" or "forkserver" (multiprocessing.get_context, multiprocessing_context of a DataLoader) and make a '
+            "client in each, or close the client before"
         )
+
+
+def hang_up(channel: grpc.Channel) -> None:
+    """Close a channel of this process; one that was inherited by a fork is its owner's."""
+    _open.discard(channel)
+    if not is_forked:
+        channel.close()
 
 
 class ChannelArguments(Protocol):
@@ -239,9 +247,7 @@ def dial(
     ``credentials``: None for plain text, with the environment's token if there is one. Raises SpecError for files that
     cannot be read, for a token that would be sent unencrypted to another machine, and as `check_process`.
     """
-    global has_dialled
     check_process()
-    has_dialled = True
     credentials = credentials or Credentials()
     loopback = is_loopback(server)
     options: list[tuple[str, int | str]] = [
@@ -267,7 +273,9 @@ def dial(
         headers.append(("authorization", f"Bearer {token}"))
     if credentials.passport is not None:
         headers.append((PASSPORT, credentials.passport()))
-    return grpc.intercept_channel(channel, _Headers(headers)) if headers else channel
+    channel = grpc.intercept_channel(channel, _Headers(headers)) if headers else channel
+    _open.add(channel)
+    return channel
 
 
 def _certificates(credentials: Credentials) -> grpc.ChannelCredentials:

@@ -19,7 +19,7 @@ import grpc
 
 from edge_client.call import Load
 from edge_client.credentials import Credentials
-from edge_client.dial import check_address, dial, why_not
+from edge_client.dial import check_address, dial, hang_up, why_not
 from edge_client.planning.link import Curve, Link, Speed, speed_of
 from edge_client.transport import KeepAlive, options, wire
 from edge_client.user_text import check_seconds
@@ -155,7 +155,7 @@ class _Stream:
     def close(self) -> None:
         self._outgoing.put(None)
         self._call.cancel()
-        self._channel.close()
+        hang_up(self._channel)
 
     def _read(self) -> None:
         first_ns: int | None = None

@@ -30,7 +30,7 @@ from typing import Any, Final, cast
 import grpc
 
 from edge_client.credentials import Credentials
-from edge_client.dial import dial, is_loopback
+from edge_client.dial import dial, hang_up, is_loopback
 from edge_client.transport import options, wire
 from edge_client.transport.exchange import Exchange, Opener, Waiting, settle
 from edge_client.transport.options import ConnectionOptions, Counters, KeepAlive, State
@@ -199,7 +199,7 @@ class Stream:
         self.welcomed.set()
         self._outbox.abort()
         self._call.cancel()
-        self._channel.close()
+        hang_up(self._channel)
 
 
 class Connection:

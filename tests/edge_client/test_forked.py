@@ -36,18 +36,32 @@ def refused(use):
     return False
 
 
-with made() as client:
-    before = client.infer(x).output
+def in_child(check):
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            right = refused(lambda: client.infer(x)) and refused(lambda: made().open())
-            client.close()
-            status = 0 if right else 2
+            status = 0 if check() else 2
         finally:
             os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), torch.equal(client.infer(x).output, before))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def answered():
+    with made() as client:
+        return torch.equal(client.infer(x).output, before)
+
+
+with made() as client:
+    before = client.infer(x).output
+
+    def refuses():
+        right = refused(lambda: client.infer(x)) and refused(lambda: made().open())
+        client.close()
+        return right
+
+    print(in_child(refuses), torch.equal(client.infer(x).output, before))
+print(in_child(answered), answered())  # its client is closed
 """
 
 
@@ -58,4 +72,4 @@ def test_a_forked_process_is_no_client_and_its_parent_remains_one() -> None:
         done = run([sys.executable, "-c", PROGRAM, server.address], cwd=ROOT, timeout=120)
     finally:
         server.end()
-    assert done.stdout.split() == ["0", "True"], done.stderr
+    assert done.stdout.split() == ["0", "True", "0", "True"], done.stderr

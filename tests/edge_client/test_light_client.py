@@ -22,7 +22,7 @@ from torch import nn
 
 import edge_client
 from edge_client import LightClient, ModelChoice, local_server
-from edge_client.light import HeadFolder, LightAnswer, apart, elements, provider_of
+from edge_client.light import HeadFolder, LightAnswer, difference_at, elements, provider_of
 from edge_client.light_codecs import CODECS, ROUNDING
 from edge_client.live import LightDashboard
 from protos.inference import inference_pb2
@@ -141,13 +141,22 @@ def test_a_runtime_that_is_wrong_on_the_example_is_refused(
 )
 def test_elements_are_those_of_the_array(array: np.ndarray[Any, Any], seed: int) -> None:
     at, wanted = elements(array)
-    assert len(at) <= 257 and np.array_equal(np.unique(at), at) and apart(array, at, wanted) == 0
+    assert len(at) <= 257 and np.array_equal(np.unique(at), at) and difference_at(array, at, wanted) == 0
     finite = np.isfinite(array)
     if finite.any() and np.abs(array[finite]).max() > 0:
         most = np.abs(np.where(finite, array, 0)).argmax()
         other = array.copy().reshape(-1)
         other[most] = -other[most]
-        assert apart(other, at, wanted) > 0.01
+        assert difference_at(other, at, wanted) > 0.01
+    assert difference_at(np.append(array, array), at, wanted) > 0.01 or not array.size
+    assert difference_at(array.astype(np.float64), at, wanted) > 0.01
+
+
+def test_other_indices_are_other_results() -> None:
+    tokens = np.arange(50_000)
+    assert difference_at(tokens, *elements(tokens)) == 0 < difference_at(tokens + (tokens == 49_999), *elements(tokens))
+    levels = np.arange(256, dtype=np.uint8)
+    assert difference_at(np.maximum(levels, 1), *elements(levels)) <= 0.01  # one level, rounded otherwise
 
 
 def test_auto_takes_an_available_head(server: str, heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
